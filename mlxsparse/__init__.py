@@ -1,0 +1,28 @@
+"""Sparse 3-D convolution and block sparsity for Apple MLX."""
+
+from __future__ import annotations
+
+from . import backend, errors, nn, ops
+from .coords import CoordinateManager, CoordinateMapKey, Kernel, KernelMap
+from .ops.voxel import Voxels, coalesce, voxelize
+from .tensor import SparseTensor
+from .transforms import checkpoint, compile
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CoordinateManager",
+    "CoordinateMapKey",
+    "Kernel",
+    "KernelMap",
+    "SparseTensor",
+    "Voxels",
+    "backend",
+    "checkpoint",
+    "coalesce",
+    "compile",
+    "errors",
+    "nn",
+    "ops",
+    "voxelize",
+]

@@ -1,0 +1,165 @@
+"""Host execution: NumPy views of MLX arrays without copies, and worker threads.
+
+MLX streams are bound to the thread that made them, so worker threads call NumPy only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import TracedOnHostError
+
+_DTYPES = {
+    mx.float32: np.float32,
+    mx.float16: np.float16,
+    mx.int32: np.int32,
+    mx.uint16: np.uint16,
+    mx.uint8: np.uint8,
+    mx.bool_: np.bool_,
+}
+
+
+def view(a: mx.array) -> np.ndarray:
+    """Evaluate `a` and return its memory as a NumPy array (read it only). bfloat16 widens to float32.
+
+    Raises TracedOnHostError inside ``mx.compile`` or ``mx.vmap``, where an array has no value.
+    """
+    try:
+        return np.asarray(a.astype(mx.float32) if a.dtype == mx.bfloat16 else a)
+    except ValueError as error:
+        if "during function transformations" not in str(error):
+            raise
+        raise TracedOnHostError(
+            "a CPU-device operator met a traced array, which has no value yet: on the CPU device use "
+            "mlxsparse.compile (it runs the function eagerly) in place of mx.compile, and no mx.vmap"
+        ) from None
+
+
+def view32(a: mx.array) -> np.ndarray:
+    """As `view`, C-contiguous, with float16 and bfloat16 widened to float32."""
+    return np.ascontiguousarray(view(a if a.dtype == mx.float32 else a.astype(mx.float32)))
+
+
+def empty(shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[mx.array, np.ndarray]:
+    """An uninitialised MLX array and a writable NumPy view of its memory."""
+    a = mx.empty(shape, dtype)
+    mx.eval(a)
+    return a, np.asarray(a)
+
+
+def to_mlx(v: np.ndarray) -> mx.array:
+    """An MLX array with the values of `v` (float32, int32 or bool), evaluated."""
+    a, out = empty(
+        v.shape, mx.float32 if v.dtype == np.float32 else mx.bool_ if v.dtype == bool else mx.int32
+    )
+    np.copyto(out, v, casting="same_kind")
+    return a
+
+
+# ---------------------------------------------------------------- threads
+
+
+def num_threads() -> int:
+    """Host worker threads: ``MLXSPARSE_THREADS``, else the cores this process may use, at most 8."""
+    wanted = os.environ.get("MLXSPARSE_THREADS")
+    if wanted:
+        return max(1, int(wanted))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return min(8, cores)
+
+
+class _Blas:
+    """Thread count of the OpenBLAS inside NumPy's wheel, so that each worker runs one BLAS thread."""
+
+    def __init__(self) -> None:
+        self.local: Callable[[int], int] | None = None
+        self.set: Callable[[int], Any] | None = None
+        self.get: Callable[[], int] | None = None
+        self.lock = threading.Lock()
+        root = os.path.dirname(os.path.dirname(np.__file__))
+        patterns = ("numpy.libs/*openblas*", "numpy/.dylibs/*openblas*")
+        for path in sorted(p for pattern in patterns for p in glob.glob(os.path.join(root, pattern))):
+            try:
+                library = ctypes.CDLL(path)
+            except OSError:
+                continue
+            for prefix, suffix in (("scipy_", "64_"), ("", "64_"), ("scipy_", ""), ("", "")):
+                setter = getattr(library, f"{prefix}openblas_set_num_threads{suffix}", None)
+                getter = getattr(library, f"{prefix}openblas_get_num_threads{suffix}", None)
+                if setter is not None and getter is not None:
+                    self.set, self.get = setter, getter
+                    break
+
+    @contextmanager
+    def one_thread(self) -> Any:
+        # A process-wide setting: held under a lock and put back, so that the caller's own NumPy
+        # code finds what it had.
+        assert self.set is not None and self.get is not None
+        with self.lock:
+            before = self.get()
+            self.set(1)
+            try:
+                yield
+            finally:
+                self.set(before)
+
+
+_blas: _Blas | None = None
+_pool: ThreadPoolExecutor | None = None
+_pool_lock = threading.Lock()
+
+
+def _get_blas() -> _Blas:
+    global _blas
+    if _blas is None:
+        _blas = _Blas()
+    return _blas
+
+
+def blas_control() -> str:
+    """``"openblas"`` when BLAS threads of NumPy can be set from here, else ``"none"``."""
+    return "openblas" if _get_blas().set is not None else "none"
+
+
+def _drop_pool_after_fork() -> None:
+    global _pool, _pool_lock, _blas
+    _pool, _blas, _pool_lock = None, None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_pool_after_fork)
+
+
+def parallel(work: Callable[[int], Any], tasks: int | Iterable[int], *, blas: bool = False) -> None:
+    """Run ``work(task)`` for every task on the host threads; NumPy only inside `work`.
+
+    Tasks write to disjoint memory, so results do not depend on the number of threads. `blas`: the
+    tasks call BLAS, which then runs one thread each. The first exception is raised.
+    """
+    items = list(range(tasks) if isinstance(tasks, int) else tasks)
+    workers = min(num_threads(), len(items))
+    if workers <= 1:
+        for task in items:
+            work(task)
+        return
+    global _pool
+    with _pool_lock:
+        if _pool is None or _pool._max_workers < workers:
+            _pool = ThreadPoolExecutor(num_threads(), thread_name_prefix="mlxsparse")
+        pool = _pool
+    control: AbstractContextManager[Any] = nullcontext()
+    if blas and _get_blas().set is not None:
+        control = _get_blas().one_thread()
+    with control:
+        for future in [pool.submit(work, task) for task in items]:
+            future.result()

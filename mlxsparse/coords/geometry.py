@@ -1,0 +1,117 @@
+"""Kernel geometry: sizes, strides and the two frozen relations between input and output sites.
+
+Convolution and pooling: ``in = out * s - p + k * d``. Transposed: ``out = in * s - p + k * d``.
+Tap t = (kx * Ky + ky) * Kz + kz; no flip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from ..errors import ShapeError, StrideError
+
+Triple: TypeAlias = tuple[int, int, int]
+TripleLike: TypeAlias = int | Sequence[int]
+
+
+def triple(value: TripleLike, name: str, *, least: int | None = None) -> Triple:
+    """An int or three ints (x, y, z) as a 3-tuple, each at least `least`."""
+    items = (value,) * 3 if isinstance(value, (int, np.integer)) else value
+    try:
+        x, y, z = (_integer(v) for v in items)
+    except (TypeError, ValueError):
+        raise ShapeError(f"{name} must be an int or three ints (x, y, z), got {value!r}") from None
+    if least is not None and min(x, y, z) < least:
+        raise ShapeError(f"{name} must be at least {least} on every axis, got {value!r}")
+    return x, y, z
+
+
+def _integer(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError
+    return int(value)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Size K, stride s, padding p and dilation d of a kernel, each (x, y, z)."""
+
+    size: Triple
+    stride: Triple = (1, 1, 1)
+    padding: Triple = (0, 0, 0)
+    dilation: Triple = (1, 1, 1)
+
+    @classmethod
+    def of(
+        cls,
+        size: TripleLike,
+        stride: TripleLike = 1,
+        padding: TripleLike = 0,
+        dilation: TripleLike = 1,
+    ) -> Kernel:
+        """Normalise and check ints or 3-sequences."""
+        return cls(
+            triple(size, "kernel_size", least=1),
+            triple(stride, "stride", least=1),
+            triple(padding, "padding"),
+            triple(dilation, "dilation", least=1),
+        )
+
+    @classmethod
+    def submanifold(
+        cls, size: TripleLike, dilation: TripleLike = 1, padding: TripleLike | None = None
+    ) -> Kernel:
+        """Stride 1; the default padding ((K - 1) // 2) * d centres odd sizes, even ones reach 0..K/2."""
+        k, d = triple(size, "kernel_size", least=1), triple(dilation, "dilation", least=1)
+        centred = tuple((k - 1) // 2 * d for k, d in zip(k, d, strict=True))
+        return cls.of(k, 1, centred if padding is None else padding, d)
+
+    @property
+    def volume(self) -> int:
+        """Number of taps."""
+        return self.size[0] * self.size[1] * self.size[2]
+
+    @property
+    def covers_once(self) -> bool:
+        """Every site belongs to exactly one window: K == s, p = 0, d = 1."""
+        return self.size == self.stride and self.padding == (0, 0, 0) and self.dilation == (1, 1, 1)
+
+    def output_shape(self, shape: Triple) -> Triple:
+        """floor((S + 2p - d(K-1) - 1) / s) + 1 on each axis, at least 0."""
+        x, y, z = (
+            max(0, (n + 2 * p - d * (k - 1) - 1) // s + 1)
+            for n, k, s, p, d in zip(shape, self.size, self.stride, self.padding, self.dilation, strict=True)
+        )
+        return x, y, z
+
+    def transposed_shape(self, shape: Triple) -> Triple:
+        """(S - 1) s - 2p + d(K-1) + 1 on each axis, at least 0."""
+        x, y, z = (
+            max(0, (n - 1) * s - 2 * p + d * (k - 1) + 1)
+            for n, k, s, p, d in zip(shape, self.size, self.stride, self.padding, self.dilation, strict=True)
+        )
+        return x, y, z
+
+
+def parent_shape(shape: Triple, stride: Triple) -> Triple:
+    """ceil(S / s) on each axis: where floor(c / s) of sites in [0, S) lie."""
+    x, y, z = (-(-n // s) for n, s in zip(shape, stride, strict=True))
+    return x, y, z
+
+
+def multiply(stride: Triple, by: Triple) -> Triple:
+    return stride[0] * by[0], stride[1] * by[1], stride[2] * by[2]
+
+
+def divide(stride: Triple, by: Triple) -> Triple:
+    """stride / by, StrideError unless exact."""
+    if any(a % b for a, b in zip(stride, by, strict=True)):
+        raise StrideError(
+            f"tensor stride {stride} is not divisible by the transposed stride {by}; "
+            "a transposed operator needs an input whose stride is a multiple of its own"
+        )
+    return stride[0] // by[0], stride[1] // by[1], stride[2] // by[2]

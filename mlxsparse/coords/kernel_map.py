@@ -1,0 +1,52 @@
+"""KernelMap: the pairs of input and output rows that a kernel connects."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..engine.neighbors import TapPairs
+from .geometry import Kernel
+
+
+class KernelMap:
+    """Pairs (input row, output row) of each tap, made once for a key pair and a kernel.
+
+    ``kernel`` is the geometry, ``pairs`` what the operators of mlxsparse.engine read. The row
+    properties are for inspection; they are computed when asked for.
+    """
+
+    __slots__ = ("__weakref__", "kernel", "pairs")
+
+    def __init__(self, kernel: Kernel, pairs: TapPairs):
+        self.kernel = kernel
+        self.pairs = pairs
+
+    @property
+    def num_pairs(self) -> int:
+        return len(self.pairs.in_rank)
+
+    @property
+    def tap_ptr(self) -> np.ndarray:
+        """(T + 1,) int64: tap t owns pairs [tap_ptr[t], tap_ptr[t + 1])."""
+        return self.pairs.tap_ptr
+
+    @property
+    def in_rows(self) -> np.ndarray:
+        """(P,) int32 input row of each pair."""
+        order = self.pairs.in_order
+        return self.pairs.in_rank if order is None else order[self.pairs.in_rank]
+
+    @property
+    def out_rows(self) -> np.ndarray:
+        """(P,) int32 output row of each pair."""
+        order = self.pairs.out_order
+        return self.pairs.out_rank if order is None else order[self.pairs.out_rank]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the pairs hold."""
+        return self.pairs.in_rank.nbytes + self.pairs.out_rank.nbytes + self.pairs.tap_ptr.nbytes
+
+    def __repr__(self) -> str:
+        sites = f"{self.pairs.num_in}->{self.pairs.num_out}"
+        return f"KernelMap(kernel={self.kernel.size}, pairs={self.num_pairs}, sites={sites})"

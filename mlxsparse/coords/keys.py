@@ -1,0 +1,203 @@
+"""Coordinate keys, the records behind them, and the checks that coordinates pass."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import mlx.core as mx
+import numpy as np
+
+from ..backend.host import to_mlx, view
+from ..engine.index import LIMIT, CoordIndex, build_index
+from ..errors import CapacityError, CoordinateRangeError, DTypeError, DuplicateCoordinatesError, ShapeError
+from .geometry import Kernel, Triple
+from .kernel_map import KernelMap
+
+if TYPE_CHECKING:
+    from .manager import CoordinateManager
+
+PADDING = (-1, 0, 0, 0)  # coordinates of a padding row
+Rule: TypeAlias = tuple[Any, ...]
+
+
+class Record:
+    """What is known of one coordinate set: coordinates, index, derived records, maps."""
+
+    def __init__(
+        self,
+        coords: mx.array,
+        count: int,
+        stride: Triple,
+        batch_size: int,
+        counts: np.ndarray,
+        spatial_shape: Triple | None,
+        fixed_capacity: bool,
+    ):
+        self.coords = coords
+        self.count = count
+        self.stride = stride
+        self.batch_size = batch_size
+        self.counts = counts  # (B,) int64 on the host
+        self.spatial_shape = spatial_shape
+        self.fixed_capacity = fixed_capacity
+        self.batch_counts = to_mlx(counts.astype(np.int32))
+        self.active_rows = mx.array(count, mx.int32)
+        self.status = mx.zeros((2,), mx.int32)
+        mx.eval(self.active_rows, self.status)
+        self.index: CoordIndex | None = None
+        self.derived: dict[Rule, Record] = {}
+        # By output record, held weakly: a map dies with either end.
+        self.maps: weakref.WeakKeyDictionary[Record, dict[Kernel, KernelMap]] = weakref.WeakKeyDictionary()
+
+
+class CoordinateMapKey:
+    """Identity of a coordinate set: tensors with the same key have the same rows.
+
+    Attributes: ``coords`` (capacity, 4) int32, ``count`` active rows, ``capacity``, ``stride``,
+    ``batch_size``, ``batch_counts`` (B,) int32, ``active_rows`` int32 scalar array,
+    ``spatial_shape``, ``manager``, ``parent``. Equality is identity; equal coordinates do not make
+    equal keys.
+    """
+
+    def __init__(self, manager: CoordinateManager, record: Record, parent: CoordinateMapKey | None = None):
+        self.manager = manager
+        self.rebuilt = False  # made anew for a tensor that a transformation of MLX put together
+        self._record = record
+        self._parent = None if parent is None else weakref.ref(parent)
+        self._derived: dict[Rule, CoordinateMapKey] = {}
+
+    @property
+    def coords(self) -> mx.array:
+        return self._record.coords
+
+    @property
+    def count(self) -> int:
+        return self._record.count
+
+    @property
+    def capacity(self) -> int:
+        """Rows including padding."""
+        return self._record.coords.shape[0]
+
+    @property
+    def stride(self) -> Triple:
+        return self._record.stride
+
+    @property
+    def batch_size(self) -> int:
+        return self._record.batch_size
+
+    @property
+    def counts(self) -> np.ndarray:
+        """(B,) int64 rows of each batch item, on the host."""
+        return self._record.counts
+
+    @property
+    def spatial_shape(self) -> Triple | None:
+        return self._record.spatial_shape
+
+    @property
+    def fixed_capacity(self) -> bool:
+        """Outputs keep a capacity instead of being trimmed."""
+        return self._record.fixed_capacity
+
+    @property
+    def batch_counts(self) -> mx.array:
+        return self._record.batch_counts
+
+    @property
+    def active_rows(self) -> mx.array:
+        return self._record.active_rows
+
+    @property
+    def status(self) -> mx.array:
+        return self._record.status
+
+    @property
+    def parent(self) -> CoordinateMapKey | None:
+        """The key that this one was derived from, while something else keeps it alive."""
+        return None if self._parent is None else self._parent()
+
+    @property
+    def index(self) -> CoordIndex:
+        """Sorted index of the active rows, built at first use."""
+        with self.manager.lock:
+            if self._record.index is None:
+                self._record.index = build_index(view(self.coords)[: self.count])
+            return self._record.index
+
+    def __repr__(self) -> str:
+        return f"CoordinateMapKey(sites={self.count}, stride={self.stride}, batch_size={self.batch_size})"
+
+
+# Live records by the buffer of their coordinates. A record keeps its buffer alive, so an address
+# cannot come to mean another one.
+records: weakref.WeakValueDictionary[tuple[Any, ...], Record] = weakref.WeakValueDictionary()
+
+
+def buffer(coords: mx.array) -> tuple[Any, ...]:
+    rows = view(coords)
+    return rows.__array_interface__["data"][0], rows.shape, rows.strides
+
+
+def sorted_record(
+    sites: np.ndarray, stride: Triple, batch_size: int, spatial_shape: Triple | None, capacity: int | None
+) -> Record:
+    """Record of distinct sorted (n, 4) sites, padded to `capacity`; CapacityError if too small."""
+    count = len(sites)
+    if capacity is not None and count > capacity:
+        raise CapacityError(f"capacity={capacity} is too small: the output has {count} sites")
+    rows = np.empty((count if capacity is None else capacity, 4), np.int32)
+    rows[:count] = sites
+    rows[count:] = PADDING
+    counts = np.bincount(sites[:, 0], minlength=batch_size)
+    return Record(to_mlx(rows), count, stride, batch_size, counts, spatial_shape, capacity is not None)
+
+
+# ---------------------------------------------------------------- checks
+
+
+def check_coordinates(coords: Any) -> mx.array:
+    """`coords` as an (n, 4) int32 MLX array; ShapeError or DTypeError."""
+    if not isinstance(coords, (mx.array, np.ndarray)):
+        raise DTypeError(f"coords must be an mlx or numpy int32 array (n, 4), got {type(coords).__name__}")
+    if coords.ndim != 2 or coords.shape[1] != 4:
+        raise ShapeError(
+            f"coords must have shape (n, 4) = (batch, x, y, z), got {tuple(coords.shape)}"
+            + ("; put a batch column of zeros in front" if coords.ndim == 2 and coords.shape[1] == 3 else "")
+        )
+    if coords.dtype not in (mx.int32, np.int32):
+        raise DTypeError(f"coords must be int32, got {coords.dtype}; convert them with .astype of int32")
+    return mx.array(coords) if isinstance(coords, np.ndarray) else coords
+
+
+def check_range(rows: np.ndarray, batch_size: int | None, shape: Triple | None) -> None:
+    if len(rows) == 0:
+        return
+    columns = np.ascontiguousarray(rows.T)
+    low, high = columns.min(axis=1).tolist(), columns.max(axis=1).tolist()
+    if low[0] < 0:
+        raise CoordinateRangeError(
+            f"coords has a negative batch number ({low[0]}); padding rows go past active_rows"
+        )
+    if batch_size is not None and high[0] >= batch_size:
+        raise CoordinateRangeError(f"coords has batch number {high[0]}, but batch_size={batch_size}")
+    if min(low[1:]) <= -LIMIT or max(high[1:]) >= LIMIT:
+        raise CoordinateRangeError(
+            f"coords must lie in (-2**30, 2**30), got [{min(low[1:])}, {max(high[1:])}]; shift the origin"
+        )
+    if shape is not None and (min(low[1:]) < 0 or any(h >= s for h, s in zip(high[1:], shape, strict=True))):
+        raise CoordinateRangeError(
+            f"coords must lie in [0, spatial_shape={shape}), got {tuple(low[1:])} to {tuple(high[1:])}"
+        )
+
+
+def check_duplicates(index: CoordIndex, rows: np.ndarray) -> None:
+    """DuplicateCoordinatesError if two rows of the index name one site."""
+    if index.duplicate is not None:
+        a, b = index.duplicate
+        raise DuplicateCoordinatesError(
+            f"coords rows {a} and {b} are the same site {tuple(rows[a].tolist())}; "
+            "merge duplicates with mlxsparse.coalesce(coords, feats, reduce=...)"
+        )

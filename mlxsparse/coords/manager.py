@@ -1,0 +1,306 @@
+"""Coordinate keys and the manager that derives coordinate sets and kernel maps from them.
+
+A key is an identity; its record (coordinates, index, derived records, maps) lives in it, so lifetime
+is reference counting: parents hold derived children, children hold their parent weakly, and a map
+holds arrays only. No cycle keeps a scan alive.
+
+MLX's transformations (`value_and_grad` too) rebuild a tensor from its arrays, with a new identity.
+The arrays still share the buffer of the coordinates, so the new key finds the live record by that
+buffer and nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+import mlx.core as mx
+import numpy as np
+
+from ..backend import executor, trace
+from ..backend.host import to_mlx, view
+from ..engine import neighbors, supports
+from ..engine.index import LIMIT
+from ..errors import CapacityError, CoordinateRangeError, ShapeError
+from .geometry import Kernel, Triple, TripleLike, divide, multiply, parent_shape, triple
+from .kernel_map import KernelMap
+from .keys import (
+    PADDING,
+    CoordinateMapKey,
+    Record,
+    Rule,
+    buffer,
+    check_coordinates,
+    check_duplicates,
+    check_range,
+    records,
+    sorted_record,
+)
+
+
+class CoordinateManager:
+    """Makes keys and caches what is derived from them; one process-wide default is enough.
+
+    The manager holds a lock, statistics and weak references to the live keys, never the records.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._keys: weakref.WeakSet[CoordinateMapKey] = weakref.WeakSet()
+        self._hits = {"coordinates": 0, "maps": 0}
+        self._built = {"keys": 0, "coordinates": 0, "maps": 0}
+
+    # ------------------------------------------------------------ keys
+
+    def insert(
+        self,
+        coords: mx.array | np.ndarray,
+        stride: TripleLike = 1,
+        active_rows: int | None = None,
+        *,
+        batch_size: int | None = None,
+        spatial_shape: TripleLike | None = None,
+        validate: bool = True,
+    ) -> CoordinateMapKey:
+        """Key of (capacity, 4) int32 coordinates (batch, x, y, z), in units of the own lattice.
+
+        Rows at and past `active_rows` are padding. Validation builds the sorted index, which the
+        first kernel map then reuses. Raises ShapeError, DTypeError, CoordinateRangeError (batch < 0
+        or >= batch_size, a coordinate at or past +-2**30, a site outside `spatial_shape`) and
+        DuplicateCoordinatesError.
+        """
+        executor()
+        array = check_coordinates(coords)
+        lattice = triple(stride, "stride", least=1)
+        shape = None if spatial_shape is None else triple(spatial_shape, "spatial_shape", least=0)
+        rows = view(array)
+        count = len(rows) if active_rows is None else int(active_rows)
+        if not 0 <= count <= len(rows):
+            raise ShapeError(f"active_rows must lie in [0, {len(rows)}] (the rows of coords), got {count}")
+        active = rows[:count]
+        if validate:
+            check_range(active, batch_size, shape)
+        if batch_size is None:
+            batch_size = int(active[:, 0].max()) + 1 if count else 0
+        if count < len(rows):
+            array = mx.concatenate(
+                [array[:count], mx.broadcast_to(mx.array(PADDING), (len(rows) - count, 4))]
+            )
+        array = mx.stop_gradient(array)
+        mx.eval(array)
+        counts = np.bincount(active[:, 0], minlength=batch_size) if count else np.zeros(batch_size, np.int64)
+        key = self._key(Record(array, count, lattice, batch_size, counts, shape, False))
+        if validate:
+            check_duplicates(key.index, rows)
+        return key
+
+    def _key(self, record: Record, parent: CoordinateMapKey | None = None) -> CoordinateMapKey:
+        key = CoordinateMapKey(self, record, parent)
+        with self.lock:
+            self._keys.add(key)
+            self._built["keys"] += 1
+            if len(record.coords):
+                records[buffer(record.coords)] = record
+        return key
+
+    def adopt(
+        self,
+        coords: mx.array,
+        stride: Triple,
+        active_rows: int,
+        batch_size: int,
+        spatial_shape: Triple | None,
+    ) -> CoordinateMapKey:
+        """A new key for coordinates that a transformation of MLX handed back, unchecked.
+
+        It shares the record of a live key with the same buffer; else one is made.
+        """
+        record = records.get(buffer(coords)) if len(coords) else None
+        known = record is not None and (
+            record.stride,
+            record.count,
+            record.batch_size,
+            record.spatial_shape,
+        ) == (
+            stride,
+            active_rows,
+            batch_size,
+            spatial_shape,
+        )
+        if record is not None and known:
+            key = self._key(record)
+        else:
+            key = self.insert(
+                coords,
+                stride,
+                active_rows,
+                batch_size=batch_size,
+                spatial_shape=spatial_shape,
+                validate=False,
+            )
+            check_duplicates(key.index, view(coords))
+        key.rebuilt = True
+        return key
+
+    def stride(
+        self,
+        key: CoordinateMapKey,
+        stride: TripleLike,
+        *,
+        kernel_size: TripleLike | None = None,
+        padding: TripleLike = 0,
+        dilation: TripleLike = 1,
+        support: str = "parents",
+        capacity: int | None = None,
+    ) -> CoordinateMapKey:
+        """The derived key that a strided or generative operator writes to, made once.
+
+        support: "parents" floor(c / stride); "touched" every site that a tap reaches; "generative"
+        every site that a transposed tap reaches (its stride divides the key's). Sorted by (batch, x,
+        y, z). `capacity` pads the rows; CapacityError if it is too small.
+        """
+        kernel = Kernel.of(stride if kernel_size is None else kernel_size, stride, padding, dilation)
+        shape = key.spatial_shape
+        if support == "generative":
+            bounds = None if shape is None else kernel.transposed_shape(shape)
+            lattice = divide(key.stride, kernel.stride)
+            rule: Rule = ("generative", kernel)
+        elif support in ("touched", "parents"):
+            lattice = multiply(key.stride, kernel.stride)
+            bounds = None if shape is None else parent_shape(shape, kernel.stride)
+            if support == "touched" and shape is not None:
+                bounds = kernel.output_shape(shape)
+            # Windows that tile the lattice touch exactly the parents, unless a bound cuts the last.
+            whole = shape is None or bounds == parent_shape(shape, kernel.stride)
+            if support == "parents" or (kernel.covers_once and whole):
+                support, rule = "parents", ("parents", kernel.stride)
+            else:
+                rule = ("touched", kernel)
+        else:
+            raise ShapeError(f'support must be "touched" or "parents", got {support!r}')
+        capacity = _derived_capacity(key, capacity, support)
+        rule += (capacity,)
+        with self.lock:
+            found = key._derived.get(rule)
+            if found is not None:
+                self._hits["coordinates"] += 1
+                return found
+            record = key._record.derived.get(rule)
+            if record is None:
+                sites = _derive(key, kernel, support, bounds)
+                record = sorted_record(sites, lattice, key.batch_size, bounds, capacity)
+                key._record.derived[rule] = record
+                self._built["coordinates"] += 1
+                trace(f"coordinates {support} {key.count} -> {record.count} sites")
+            else:
+                self._hits["coordinates"] += 1
+            found = key._derived[rule] = self._key(record, key)
+        return found
+
+    def created(
+        self,
+        sites: np.ndarray,
+        stride: TripleLike,
+        batch_size: int,
+        *,
+        spatial_shape: Triple | None = None,
+    ) -> CoordinateMapKey:
+        """Key of distinct (n, 4) sites already sorted by (batch, x, y, z), within range."""
+        shape = None if spatial_shape is None else triple(spatial_shape, "spatial_shape", least=0)
+        return self._key(sorted_record(sites, triple(stride, "stride", least=1), batch_size, shape, None))
+
+    def resized(self, key: CoordinateMapKey, capacity: int, *, fixed: bool) -> CoordinateMapKey:
+        """A key with the active rows of `key` and another capacity; the index is shared."""
+        rows = np.empty((capacity, 4), np.int32)
+        rows[: key.count] = view(key.coords)[: key.count]
+        rows[key.count :] = PADDING
+        old = key._record
+        record = Record(
+            to_mlx(rows), old.count, old.stride, old.batch_size, old.counts, old.spatial_shape, fixed
+        )
+        record.index = old.index
+        return self._key(record, key.parent)
+
+    # ------------------------------------------------------------ maps
+
+    def kernel_map(self, in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel) -> KernelMap:
+        """Pairs with ``in = out * s - p + k * d``, made once for (in_key, out_key, kernel).
+
+        A transposed operator asks with the fine key as `in_key` and the coarse one as `out_key` and
+        reads the pairs backwards, so an encoder's map serves its decoder.
+        """
+        with self.lock:
+            maps = in_key._record.maps.setdefault(out_key._record, {})
+            found = maps.get(kernel)
+            if found is not None:
+                self._hits["maps"] += 1
+                return found
+            pairs = neighbors.tap_pairs(
+                in_key.index, out_key.index, kernel.size, kernel.stride, kernel.padding, kernel.dilation
+            )
+            found = maps[kernel] = KernelMap(kernel, pairs)
+            self._built["maps"] += 1
+        trace(f"kernel map {kernel.size} {in_key.count} -> {out_key.count} sites, {found.num_pairs} pairs")
+        return found
+
+    def stats(self) -> dict[str, int]:
+        """Live keys, maps and their bytes; how many were built and how often the caches served."""
+        with self.lock:
+            keys = list(self._keys)
+            records = {id(key._record): key._record for key in keys}.values()
+            maps = [m for r in records for by_kernel in list(r.maps.values()) for m in by_kernel.values()]
+            return {
+                "live_keys": len(keys),
+                "live_maps": len(maps),
+                "map_bytes": sum(m.nbytes for m in maps),
+                "keys_built": self._built["keys"],
+                "coordinates_built": self._built["coordinates"],
+                "maps_built": self._built["maps"],
+                "coordinate_hits": self._hits["coordinates"],
+                "map_hits": self._hits["maps"],
+            }
+
+    def clear(self) -> None:
+        """Drop derived keys, indexes and maps of every live key; they are rebuilt when asked for."""
+        with self.lock:
+            for key in list(self._keys):
+                key._derived.clear()
+                key._record.derived.clear()
+                key._record.maps.clear()
+                key._record.index = None
+
+
+_default = CoordinateManager()
+
+
+def default_manager() -> CoordinateManager:
+    """The process-wide manager that tensors use unless they name another."""
+    return _default
+
+
+def _derived_capacity(key: CoordinateMapKey, capacity: int | None, support: str) -> int | None:
+    """Rows of the derived set: as asked, or the input's where the input has a fixed capacity."""
+    if capacity is not None:
+        if capacity < 0:
+            raise CapacityError(f"capacity must be at least 0, got {capacity}")
+        return int(capacity)
+    if not key.fixed_capacity:
+        return None
+    if support == "parents":
+        return key.capacity  # never more parents than sites
+    raise CapacityError(
+        "the input has a fixed capacity and this operator can make more sites than it takes: pass capacity="
+    )
+
+
+def _derive(key: CoordinateMapKey, kernel: Kernel, support: str, bounds: Triple | None) -> np.ndarray:
+    coords = key.index.coords
+    if support == "parents":
+        return supports.parents(coords, kernel.stride)
+    build = supports.touched if support == "touched" else supports.generated
+    sites = build(coords, kernel.size, kernel.stride, kernel.padding, kernel.dilation, bounds)
+    if len(sites) and (int(sites[:, 1:].min()) <= -LIMIT or int(sites[:, 1:].max()) >= LIMIT):
+        raise CoordinateRangeError(
+            f"the {support} support leaves (-2**30, 2**30): [{sites[:, 1:].min()}, {sites[:, 1:].max()}]"
+        )
+    return sites

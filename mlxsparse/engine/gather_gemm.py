@@ -1,0 +1,180 @@
+"""Sparse convolution over tap pairs: y[o] = bias + sum over pairs (t, i, o) of x[i] @ W[t].
+
+Host executor: fp32 arithmetic, blocks of consecutive output ranks so that a block's accumulator
+stays in cache, taps in ascending order inside a block. Blocks are independent, so the result has
+the same bits for any number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+
+from ..backend import executor
+from ..backend.autodiff import differentiable
+from ..backend.host import empty, parallel, view32
+from .neighbors import TapPairs
+
+BLOCK = 2048  # output rows of one block
+CHUNK = 4096  # pairs of one weight-gradient product
+
+
+def convolve(
+    x: mx.array, weight: mx.array, bias: mx.array | None, pairs: TapPairs, rows: int, groups: int
+) -> mx.array:
+    """Convolution over `pairs`, differentiable in x, weight and bias.
+
+    x (capacity, Ci); weight (Co, T, Ci / groups); bias (Co,) or None -> (rows, Co) in x's dtype.
+    Only the first ``pairs.num_in`` rows of x are read; rows past ``pairs.num_out`` are 0.
+    """
+    executor()
+    dtype = x.dtype
+
+    def forward(x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
+        start = view32(b[0]) if b else None
+        taps = np.ascontiguousarray(view32(w).transpose(1, 2, 0))  # (T, Ci / g, Co)
+        return _gather_gemm(view32(x), taps, start, pairs, rows, groups).astype(dtype)
+
+    def input_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
+        back = _swap_channels(view32(w), groups)  # (T, Co / g, Ci)
+        return _gather_gemm(view32(ct), back, None, pairs.transposed(), x.shape[0], groups).astype(dtype)
+
+    def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
+        return _weight_gradient(view32(x), view32(ct), pairs, groups).astype(w.dtype)
+
+    def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
+        out, v = empty(b.shape, mx.float32)
+        v[:] = view32(ct)[: pairs.num_out].sum(axis=0, dtype=np.float64)
+        return out.astype(b.dtype)
+
+    if bias is None:
+        return differentiable("convolution", forward, (input_gradient, weight_gradient), x, weight)
+    gradients = (input_gradient, weight_gradient, bias_gradient)
+    return differentiable("convolution", forward, gradients, x, weight, bias)
+
+
+def _swap_channels(w: np.ndarray, groups: int) -> np.ndarray:
+    """(Co, T, Ci / g) -> (T, Co / g, Ci): the weight of the transposed relation."""
+    co, taps, ci = w.shape
+    back = w.reshape(groups, co // groups, taps, ci).transpose(2, 1, 0, 3)
+    return np.ascontiguousarray(back.reshape(taps, co // groups, groups * ci))
+
+
+def by_rank(values: np.ndarray, order: np.ndarray | None, n: int) -> np.ndarray:
+    """The first n rows in rank order (a view when rows already are)."""
+    return values[:n] if order is None else np.take(values, order, axis=0)
+
+
+def matmul_groups(a: np.ndarray, w: np.ndarray, groups: int, out: np.ndarray) -> np.ndarray:
+    """(m, g*ci) times (ci, g*co) -> (m, g*co), group by group."""
+    if groups == 1:
+        return np.matmul(a, w, out=out)
+    ci, co = w.shape[0], w.shape[1] // groups
+    if ci == 1 and co == 1:
+        return np.multiply(a, w[0], out=out)
+    left = a.reshape(len(a), groups, ci).transpose(1, 0, 2)
+    right = w.reshape(ci, groups, co).transpose(1, 0, 2)
+    out.reshape(len(a), groups, co)[:] = np.matmul(left, right).transpose(1, 0, 2)
+    return out
+
+
+def for_each_block(
+    pairs: TapPairs,
+    work: Callable[[int, int, list[tuple[int, np.ndarray, slice | np.ndarray]]], None],
+    *,
+    blas: bool,
+) -> None:
+    """Call ``work(first, last, parts)`` for blocks [first, last) of output ranks, in parallel.
+
+    parts: (tap, input ranks, output ranks relative to `first`); a slice where every row of the
+    block has a pair, since indexing by a slice is much cheaper.
+    """
+    if pairs.num_out == 0:
+        return
+    edges = np.arange(0, pairs.num_out + BLOCK, BLOCK)
+    edges[-1] = pairs.num_out
+    taps = len(pairs.tap_ptr) - 1
+    ptr = pairs.tap_ptr
+    bounds = [ptr[t] + np.searchsorted(pairs.out_rank[ptr[t] : ptr[t + 1]], edges) for t in range(taps)]
+
+    def block(i: int) -> None:
+        first, last = int(edges[i]), int(edges[i + 1])
+        parts: list[tuple[int, np.ndarray, slice | np.ndarray]] = []
+        for t in range(taps):
+            lo, hi = bounds[t][i], bounds[t][i + 1]
+            if lo == hi:
+                continue
+            whole = hi - lo == last - first
+            target = slice(0, last - first) if whole else pairs.out_rank[lo:hi] - np.int32(first)
+            parts.append((t, pairs.in_rank[lo:hi], target))
+        work(first, last, parts)
+
+    parallel(block, len(edges) - 1, blas=blas)
+
+
+def gather(source: np.ndarray, ranks: np.ndarray, buffer: np.ndarray) -> np.ndarray:
+    """Rows `ranks` (ascending, distinct) of `source`: a view where they are consecutive."""
+    m = len(ranks)
+    if int(ranks[-1]) - int(ranks[0]) == m - 1:
+        return source[int(ranks[0]) : int(ranks[0]) + m]
+    return np.take(source, ranks, axis=0, out=buffer[:m], mode="clip")
+
+
+def _gather_gemm(
+    x: np.ndarray, taps: np.ndarray, bias: np.ndarray | None, pairs: TapPairs, rows: int, groups: int
+) -> mx.array:
+    """x (capacity, g*ci) fp32, taps (T, ci, g*co) -> (rows, g*co) fp32."""
+    channels = taps.shape[2]
+    out, y = empty((rows, channels), mx.float32)
+    y[pairs.num_out :] = 0
+    source = by_rank(x, pairs.in_order, pairs.num_in)
+
+    def work(first: int, last: int, parts: list[tuple[int, np.ndarray, slice | np.ndarray]]) -> None:
+        n = last - first
+        buffer = np.empty((n, source.shape[1]), np.float32)
+        product = np.empty((n, channels), np.float32)
+        total = y[first:last] if pairs.out_order is None else np.empty((n, channels), np.float32)
+        total[:] = 0 if bias is None else bias
+        for tap, ranks, target in parts:
+            part = gather(source, ranks, buffer)
+            total[target] += matmul_groups(part, taps[tap], groups, product[: len(ranks)])
+        if pairs.out_order is not None:
+            y[pairs.out_order[first:last]] = total
+
+    for_each_block(pairs, work, blas=True)
+    return out
+
+
+def _weight_gradient(x: np.ndarray, ct: np.ndarray, pairs: TapPairs, groups: int) -> mx.array:
+    """Sum over pairs of x[i] (x) ct[o] -> (Co, T, Ci / groups) fp32."""
+    taps = len(pairs.tap_ptr) - 1
+    ci, co = x.shape[1] // groups, ct.shape[1] // groups
+    out, dw = empty((groups * co, taps, ci), mx.float32)
+    source = by_rank(x, pairs.in_order, pairs.num_in)
+    grads = by_rank(ct, pairs.out_order, pairs.num_out)
+
+    def work(tap: int) -> None:
+        lo, hi = int(pairs.tap_ptr[tap]), int(pairs.tap_ptr[tap + 1])
+        total = np.zeros((groups, co, ci), np.float32)
+        left = np.empty((CHUNK, x.shape[1]), np.float32)
+        right = np.empty((CHUNK, ct.shape[1]), np.float32)
+        for a in range(lo, hi, CHUNK):
+            b = min(a + CHUNK, hi)
+            xs = gather(source, pairs.in_rank[a:b], left)
+            gs = gather(grads, pairs.out_rank[a:b], right)
+            if groups == 1:
+                total[0] += gs.T @ xs
+            elif ci == 1 and co == 1:
+                total[:, 0, 0] += np.einsum("mc,mc->c", gs, xs)
+            else:
+                m = b - a
+                total += np.matmul(
+                    gs.reshape(m, groups, co).transpose(1, 2, 0), xs.reshape(m, groups, ci).transpose(1, 0, 2)
+                )
+        dw[:, tap] = total.reshape(groups * co, ci)
+
+    # Largest taps first, so that threads end together.
+    parallel(work, np.argsort(-np.diff(pairs.tap_ptr), kind="stable").tolist(), blas=True)
+    return out

@@ -1,0 +1,142 @@
+"""Kernel maps: which input site meets which output site under each tap, on the host.
+
+Pairs are held by rank (engine/index.py) and ascend on both sides inside a tap, because a tap shifts
+lexicographic order without changing it. So an operator can walk either side in blocks.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..backend.host import parallel
+from .index import BIAS, LIMIT, CoordIndex, child_keys, find
+
+Triple = tuple[int, int, int]
+
+
+class TapPairs(NamedTuple):
+    """Pairs sorted by (tap, rank); tap t owns ``[tap_ptr[t], tap_ptr[t + 1])``."""
+
+    in_rank: np.ndarray  # (P,) int32
+    out_rank: np.ndarray  # (P,) int32
+    tap_ptr: np.ndarray  # (T + 1,) int64
+    in_order: np.ndarray | None  # (num_in,) int32 row of each input rank; None: the rank itself
+    out_order: np.ndarray | None
+    num_in: int
+    num_out: int
+
+    def transposed(self) -> TapPairs:
+        """The same pairs read from output to input."""
+        return TapPairs(
+            self.out_rank,
+            self.in_rank,
+            self.tap_ptr,
+            self.out_order,
+            self.in_order,
+            self.num_out,
+            self.num_in,
+        )
+
+
+def tap_pairs(
+    source: CoordIndex, query: CoordIndex, size: Triple, stride: Triple, padding: Triple, dilation: Triple
+) -> TapPairs:
+    """Pairs with ``input = output * stride - padding + k * dilation`` (input in `source`).
+
+    One search per (kx, ky) column of taps; a map of a set onto itself that is symmetric under
+    k -> K - 1 - k searches half of the taps and mirrors the rest.
+    """
+    kx, ky, kz = size
+    taps = kx * ky * kz
+    symmetric = (
+        source is query
+        and tuple(stride) == (1, 1, 1)
+        and all(k % 2 == 1 and p == (k // 2) * d for k, p, d in zip(size, padding, dilation, strict=True))
+    )
+    centre = (kx // 2) * ky + ky // 2
+    found: list[tuple[np.ndarray, np.ndarray]] = [(_NONE, _NONE)] * taps
+    # Columns of taps at and before the centre suffice for a symmetric map.
+    columns = range(centre + 1 if symmetric else kx * ky)
+    slabs = _slab_targets(source, query, size, stride, padding, dilation)
+
+    def search(column: int) -> None:
+        x, y = divmod(column, ky)
+        last = kz // 2 if symmetric and column == centre else kz
+        pairs = _column_pairs(source, query, slabs[x], y, last, stride, padding, dilation)
+        found[column * kz : column * kz + last] = pairs
+
+    parallel(search, columns)
+    if symmetric:
+        every = np.arange(query.size, dtype=np.int32)
+        found[taps // 2] = (every, every)
+        for t in range(taps // 2):
+            a, b = found[t]
+            found[taps - 1 - t] = (b, a)
+    counts = [len(a) for a, _ in found]
+    return TapPairs(
+        np.concatenate([a for a, _ in found]),
+        np.concatenate([b for _, b in found]),
+        np.concatenate(([0], np.cumsum(counts, dtype=np.int64))),
+        source.order,
+        query.order,
+        source.size,
+        query.size,
+    )
+
+
+_NONE = np.empty(0, np.int32)
+
+
+def _slab_targets(
+    source: CoordIndex, query: CoordIndex, size: Triple, stride: Triple, padding: Triple, dilation: Triple
+) -> list[np.ndarray]:
+    """For each kx: the source slab that every query slab (batch, x) meets, or -1."""
+    keys = query.slab_keys[:-1]
+    batch, x = keys >> 32, (keys & (2**32 - 1)) - BIAS
+    return [
+        find(source.slab_keys, child_keys(batch, x * stride[0] - padding[0] + k * dilation[0]))
+        for k in range(size[0])
+    ]
+
+
+def _column_pairs(
+    source: CoordIndex,
+    query: CoordIndex,
+    slab_target: np.ndarray,
+    ky: int,
+    last: int,
+    stride: Triple,
+    padding: Triple,
+    dilation: Triple,
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(input rank, output rank) of taps (kx, ky, 0..last-1), where kx chose `slab_target`."""
+    if last == 0 or query.size == 0 or source.size == 0:
+        return [(_NONE, _NONE)] * last
+    y = (query.column_keys[:-1] & (2**32 - 1)) - BIAS
+    y = y * stride[1] - padding[1] + ky * dilation[1]
+    column = find(source.column_keys, child_keys(slab_target[query.column_slab], y))
+    target = column[query.site_column]
+    z = query.coords[:, 3].astype(np.int64) * stride[2] - padding[2]
+    reach = (last - 1) * dilation[2]
+    usable = (target >= 0) & (z + reach > -LIMIT) & (z < LIMIT)
+    if np.all(usable):
+        rank = np.arange(query.size, dtype=np.int32)
+    else:
+        rank = np.flatnonzero(usable).astype(np.int32)
+        target, z = target[rank], z[rank]
+    wanted = (target.astype(np.int64) << 32) + (z + BIAS)
+    place = np.searchsorted(source.site_keys, wanted)
+    hit = np.empty(0, bool)
+    pairs = []
+    for k in range(last):
+        if k and dilation[2] == 1:
+            place += hit  # keys are distinct: the next place is one further exactly after a hit
+            wanted += 1
+        elif k:
+            wanted += dilation[2]
+            place = np.searchsorted(source.site_keys, wanted)
+        hit = source.site_keys[place] == wanted
+        pairs.append((place[hit].astype(np.int32), rank[hit]))
+    return pairs

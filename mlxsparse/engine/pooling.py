@@ -1,0 +1,172 @@
+"""Local pooling over tap pairs, on the host, blocked by output rank like the convolution."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from ..backend import executor
+from ..backend.autodiff import differentiable
+from ..backend.host import empty, parallel, view32
+from .gather_gemm import by_rank, for_each_block, gather
+from .neighbors import TapPairs
+
+Parts = list[tuple[int, np.ndarray, "slice | np.ndarray"]]
+
+
+def sum_pool(x: mx.array, pairs: TapPairs, rows: int, scale: np.ndarray | None = None) -> mx.array:
+    """y[o] = scale[o] * sum of x[i] over pairs (i, o): (capacity, C) -> (rows, C), fp32 sums.
+
+    scale (num_out,) float32 by rank, or None for 1.
+    """
+    executor()
+    dtype = x.dtype
+
+    def forward(x: mx.array) -> mx.array:
+        return _sum(view32(x), pairs, rows, None, scale).astype(dtype)
+
+    def gradient(ct: mx.array, x: mx.array) -> mx.array:
+        return _sum(view32(ct), pairs.transposed(), x.shape[0], scale, None).astype(dtype)
+
+    return differentiable("sum pooling", forward, (gradient,), x)
+
+
+def pair_counts(pairs: TapPairs) -> np.ndarray:
+    """Active inputs of each output rank: (num_out,) int64."""
+    return np.bincount(pairs.out_rank, minlength=pairs.num_out)
+
+
+def max_pool(x: mx.array, pairs: TapPairs, rows: int) -> mx.array:
+    """Maximum over each output's pairs: (capacity, C) -> (rows, C); 0 where there is none.
+
+    NaN wins over numbers. The gradient goes to the first tap that attains the maximum.
+    """
+    executor()
+    dtype = x.dtype
+    winner: list[np.ndarray] = []
+
+    def forward(x: mx.array) -> mx.array:
+        out, taps = _max(view32(x), pairs, rows)
+        winner[:] = [taps]
+        return out.astype(dtype)
+
+    def gradient(ct: mx.array, x: mx.array) -> mx.array:
+        return _max_gradient(view32(ct), winner[0], pairs, x.shape[0]).astype(dtype)
+
+    return differentiable("max pooling", forward, (gradient,), x)
+
+
+def _sum(
+    x: np.ndarray, pairs: TapPairs, rows: int, before: np.ndarray | None, after: np.ndarray | None
+) -> mx.array:
+    out, y = empty((rows, x.shape[1]), mx.float32)
+    y[pairs.num_out :] = 0
+    source = by_rank(x, pairs.in_order, pairs.num_in)
+    if before is not None:
+        source = source * before[:, None]
+
+    def work(first: int, last: int, parts: Parts) -> None:
+        total = np.zeros((last - first, x.shape[1]), np.float32)
+        buffer = np.empty_like(total)
+        for _, ranks, target in parts:
+            total[target] += gather(source, ranks, buffer)
+        if after is not None:
+            total *= after[first:last, None]
+        y[slice(first, last) if pairs.out_order is None else pairs.out_order[first:last]] = total
+
+    for_each_block(pairs, work, blas=False)
+    return out
+
+
+def _max(x: np.ndarray, pairs: TapPairs, rows: int) -> tuple[mx.array, np.ndarray]:
+    """Maximum by output row, and the winning tap by output rank ((num_out, C) int32, -1: none)."""
+    channels = x.shape[1]
+    out, y = empty((rows, channels), mx.float32)
+    y[pairs.num_out :] = 0
+    winner = np.empty((pairs.num_out, channels), np.int32)
+    source = by_rank(x, pairs.in_order, pairs.num_in)
+
+    def work(first: int, last: int, parts: Parts) -> None:
+        best = np.zeros((last - first, channels), np.float32)
+        tap_of = winner[first:last]
+        tap_of[:] = -1
+        buffer = np.empty_like(best)
+        for tap, ranks, target in parts:
+            value = gather(source, ranks, buffer)
+            current, owner = best[target], tap_of[target]
+            # First tap, larger value, or NaN meeting a number; comparisons with NaN are False.
+            better = (owner < 0) | (value > current) | ((value != value) & (current == current))
+            best[target] = np.where(better, value, current)
+            tap_of[target] = np.where(better, np.int32(tap), owner)
+        y[slice(first, last) if pairs.out_order is None else pairs.out_order[first:last]] = best
+
+    for_each_block(pairs, work, blas=False)
+    return out, winner
+
+
+def _max_gradient(ct: np.ndarray, winner: np.ndarray, pairs: TapPairs, rows: int) -> mx.array:
+    out, dx = empty((rows, ct.shape[1]), mx.float32)
+    dx[pairs.num_in :] = 0
+    grads = by_rank(ct, pairs.out_order, pairs.num_out)
+
+    def work(first: int, last: int, parts: Parts) -> None:
+        total = np.zeros((last - first, ct.shape[1]), np.float32)
+        for tap, ranks, target in parts:
+            total[target] += np.where(winner[ranks] == tap, grads[ranks], np.float32(0))
+        dx[slice(first, last) if pairs.in_order is None else pairs.in_order[first:last]] = total
+
+    for_each_block(pairs.transposed(), work, blas=False)
+    return out
+
+
+# ---------------------------------------------------------------- whole batch items
+
+
+def batch_reduce(x: mx.array, order: np.ndarray | None, counts: np.ndarray, mode: str) -> mx.array:
+    """Reduce the rows of each batch item: (capacity, C) -> (B, C); "sum", "mean" or "max".
+
+    counts (B,) rows of each item, which are consecutive in rank order. Sums run in float64. An
+    empty item gives 0. The gradient of max goes to the first row by rank that attains it.
+    """
+    executor()
+    dtype = x.dtype
+    ends = np.concatenate(([0], np.cumsum(counts)))
+    total, items = int(ends[-1]), len(counts)
+    winner: list[np.ndarray] = []
+
+    def forward(x: mx.array) -> mx.array:
+        values = by_rank(view32(x), order, total)
+        out, y = empty((items, x.shape[1]), mx.float32)
+        y[:] = 0
+        best = np.zeros((items, x.shape[1]), np.int64)
+
+        def work(b: int) -> None:
+            part = values[ends[b] : ends[b + 1]]
+            if len(part) == 0:
+                return
+            if mode == "max":
+                best[b] = np.argmax(part, axis=0)  # the first NaN, else the first maximum
+                y[b] = np.take_along_axis(part, best[b][None], axis=0)[0]
+                best[b] += ends[b]
+            else:
+                y[b] = part.sum(axis=0, dtype=np.float64) / (len(part) if mode == "mean" else 1)
+
+        parallel(work, items)
+        winner[:] = [best]
+        return out.astype(dtype)
+
+    def gradient(ct: mx.array, x: mx.array) -> mx.array:
+        g = view32(ct)
+        out, dx = empty((x.shape[0], x.shape[1]), mx.float32)
+        dx[total:] = 0
+        ranked = np.zeros((total, x.shape[1]), np.float32) if mode == "max" else None
+        if ranked is not None:
+            filled = np.flatnonzero(counts)
+            ranked[winner[0][filled], np.arange(x.shape[1])] = g[filled]
+        else:
+            share = g / np.maximum(counts, 1).astype(np.float32)[:, None] if mode == "mean" else g
+            ranked = np.repeat(share, counts, axis=0)
+        dx[slice(0, total) if order is None else order] = ranked
+        return out.astype(dtype)
+
+    return differentiable(f"global {mode} pooling", forward, (gradient,), x)

@@ -1,0 +1,161 @@
+"""Row movement: gather, scatter to distinct rows, sums and means of row segments, on the host."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from ..backend import executor
+from ..backend.autodiff import differentiable
+from ..backend.host import empty, view, view32
+from ..errors import MLXSparseError
+
+
+def _check(rows: np.ndarray, limit: int) -> None:
+    if len(rows) and (int(rows.min()) < -1 or int(rows.max()) >= limit):
+        raise MLXSparseError(f"row index out of range: [{rows.min()}, {rows.max()}] for {limit} rows")
+
+
+class Segments:
+    """Items (points, rows) grouped by a group number; -1 belongs to no group.
+
+    Sums run over the items in their given order, in float64, so they depend on nothing else.
+    """
+
+    def __init__(self, group: np.ndarray, num_groups: int):
+        _check(group, num_groups)
+        self.group = group
+        self.num_groups = num_groups
+        self.kept = None if len(group) == 0 or int(group.min()) >= 0 else np.flatnonzero(group >= 0)
+        self.ids = group if self.kept is None else group[self.kept]
+        self.counts = np.bincount(self.ids, minlength=num_groups)
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """(n, C) float32 -> (num_groups, C) float64."""
+        kept = values if self.kept is None else values[self.kept]
+        total = np.empty((kept.shape[1], self.num_groups))
+        for c in range(kept.shape[1]):
+            total[c] = np.bincount(self.ids, weights=kept[:, c], minlength=self.num_groups)
+        return total.T
+
+
+def take_rows(x: mx.array, rows: np.ndarray, fill: float = 0.0) -> mx.array:
+    """y[i] = x[rows[i]], or `fill` where rows[i] is -1: (n, C) -> (len(rows), C). Rows may repeat."""
+    executor()
+    _check(rows, x.shape[0])
+    dtype = x.dtype
+    missing = rows < 0
+    any_missing = bool(missing.any())
+
+    def forward(x: mx.array) -> mx.array:
+        wide = x.dtype == mx.bfloat16
+        source = view32(x) if wide else view(x)
+        out, y = empty((len(rows), x.shape[1]), mx.float32 if wide else dtype)
+        if len(source):
+            np.take(source, rows, axis=0, out=y, mode="clip")
+        y[missing if any_missing else slice(0, 0)] = fill
+        return out.astype(dtype)
+
+    def gradient(ct: mx.array, x: mx.array) -> mx.array:
+        out, dx = empty(tuple(x.shape), mx.float32)
+        dx[:] = Segments(rows, x.shape[0]).sum(view32(ct))
+        return out.astype(dtype)
+
+    return differentiable("row gather", forward, (gradient,), x)
+
+
+def put_rows(x: mx.array, rows: np.ndarray, size: int, fill: float = 0.0) -> mx.array:
+    """y[rows[i]] = x[i], `fill` elsewhere: (capacity, C) -> (size, C). Rows are distinct."""
+    executor()
+    _check(rows, size)
+    dtype = x.dtype
+
+    def forward(x: mx.array) -> mx.array:
+        wide = x.dtype == mx.bfloat16
+        out, y = empty((size, x.shape[1]), mx.float32 if wide else dtype)
+        y[:] = fill
+        y[rows] = (view32(x) if wide else view(x))[: len(rows)]
+        return out.astype(dtype)
+
+    def gradient(ct: mx.array, x: mx.array) -> mx.array:
+        out, dx = empty(tuple(x.shape), mx.float32)
+        dx[: len(rows)] = view32(ct)[rows]
+        dx[len(rows) :] = 0
+        return out.astype(dtype)
+
+    return differentiable("row scatter", forward, (gradient,), x)
+
+
+def segment_reduce(x: mx.array, segments: Segments, mode: str) -> mx.array:
+    """Reduce the rows of each group: (n, C) -> (num_groups, C); 0 for an empty group.
+
+    mode: "mean", "sum", "max", "min", or "first" (lowest row). max and min give their gradient to
+    the first row that attains them.
+    """
+    if mode in ("mean", "sum"):
+        return _segment_sum(x, segments, mode)
+    executor()
+    dtype = x.dtype
+    winner: list[np.ndarray] = []
+
+    def forward(x: mx.array) -> mx.array:
+        values = view32(x)
+        winner[:] = [_segment_winner(values, segments, mode)]
+        out, y = empty((segments.num_groups, x.shape[1]), mx.float32)
+        rows = winner[0]
+        if len(values):
+            y[:] = np.take_along_axis(values, np.maximum(rows, 0), axis=0)
+        y[segments.counts == 0] = 0
+        return out.astype(dtype)
+
+    def gradient(ct: mx.array, x: mx.array) -> mx.array:
+        out, dx = empty(tuple(x.shape), mx.float32)
+        dx[:] = 0
+        filled = segments.counts > 0
+        np.put_along_axis(dx, winner[0][filled], view32(ct)[filled], axis=0)
+        return out.astype(dtype)
+
+    return differentiable(f"segment {mode}", forward, (gradient,), x)
+
+
+def _segment_winner(values: np.ndarray, segments: Segments, mode: str) -> np.ndarray:
+    """(num_groups, C) row that each group's value comes from, -1 for an empty group."""
+    rows = np.flatnonzero(segments.group >= 0)
+    rows = rows[np.argsort(segments.group[rows], kind="stable")]
+    filled = np.flatnonzero(segments.counts)
+    winner = np.full((segments.num_groups, values.shape[1]), -1, np.int64)
+    if len(filled) == 0:
+        return winner
+    counts = segments.counts[filled]
+    starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
+    if mode == "first":
+        winner[filled] = rows[starts][:, None]
+        return winner
+    ranked = values[rows]
+    best = (np.maximum if mode == "max" else np.minimum).reduceat(ranked, starts, axis=0)
+    best = np.repeat(best, counts, axis=0)
+    hit = (ranked == best) | (np.isnan(ranked) & np.isnan(best))
+    place = np.where(hit, rows[:, None], len(values))
+    winner[filled] = np.minimum.reduceat(place, starts, axis=0)
+    return winner
+
+
+def _segment_sum(x: mx.array, segments: Segments, mode: str) -> mx.array:
+    executor()
+    dtype = x.dtype
+    share = 1.0 / np.maximum(segments.counts, 1) if mode == "mean" else np.ones(segments.num_groups)
+
+    def forward(x: mx.array) -> mx.array:
+        out, y = empty((segments.num_groups, x.shape[1]), mx.float32)
+        y[:] = segments.sum(view32(x)) * share[:, None]
+        return out.astype(dtype)
+
+    def gradient(ct: mx.array, x: mx.array) -> mx.array:
+        g = view32(ct) * share.astype(np.float32)[:, None]
+        out, dx = empty(tuple(x.shape), mx.float32)
+        if segments.num_groups:
+            np.take(g, segments.group, axis=0, out=dx, mode="clip")
+        dx[segments.group < 0] = 0
+        return out.astype(dtype)
+
+    return differentiable(f"segment {mode}", forward, (gradient,), x)

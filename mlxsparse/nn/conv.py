@@ -1,0 +1,171 @@
+"""Convolution layers on sparse tensors; weight (Co, Kx, Ky, Kz, Ci / groups)."""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+from mlx.nn import Module
+
+from .. import ops
+from ..coords.geometry import Triple, TripleLike, triple
+from ..errors import ShapeError
+from ..ops.conv import Target
+from ..tensor import SparseTensor
+
+
+class _Conv(Module):
+    """Weights and their description, shared by the convolution layers."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: TripleLike,
+        dilation: TripleLike,
+        groups: int,
+        bias: bool,
+    ):
+        super().__init__()
+        if groups < 1 or in_channels % groups or out_channels % groups:
+            raise ShapeError(
+                f"groups={groups} must divide in_channels={in_channels} and out_channels={out_channels}"
+            )
+        size = triple(kernel_size, "kernel_size", least=1)
+        scale = 1 / math.sqrt(in_channels // groups * math.prod(size))
+        self.weight = mx.random.uniform(-scale, scale, (out_channels, *size, in_channels // groups))
+        if bias:
+            self.bias = mx.zeros((out_channels,))
+        self.dilation = triple(dilation, "dilation", least=1)
+        self.groups = groups
+
+    def _bias(self) -> mx.array | None:
+        return self.get("bias")
+
+    def _extra_repr(self) -> str:
+        co, *size, ci = self.weight.shape
+        parts = [f"{ci * self.groups}, {co}, kernel_size={tuple(size)}"]
+        parts += [f"{name}={self[name]}" for name in ("stride", "padding") if self.get(name) is not None]
+        return ", ".join(
+            [*parts, f"dilation={self.dilation}", f"groups={self.groups}", f"bias={'bias' in self}"]
+        )
+
+
+class SubmConv3d(_Conv):
+    """Submanifold convolution: the output lives on the input's sites.
+
+    Args:
+        in_channels, out_channels: channels, both divisible by `groups`.
+        kernel_size, dilation: int or (x, y, z).
+        padding: ((K - 1) // 2) * dilation by default, which centres odd kernels.
+        bias: learn an additive bias.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: TripleLike = 3,
+        dilation: TripleLike = 1,
+        padding: TripleLike | None = None,
+        groups: int = 1,
+        bias: bool = True,
+    ):
+        super().__init__(in_channels, out_channels, kernel_size, dilation, groups, bias)
+        self.padding: Triple | None = None if padding is None else triple(padding, "padding")
+
+    def __call__(self, x: SparseTensor) -> SparseTensor:
+        return ops.subm_conv3d(
+            x, self.weight, self._bias(), dilation=self.dilation, padding=self.padding, groups=self.groups
+        )
+
+
+class Conv3d(_Conv):
+    """Strided convolution onto the sites that it reaches ("touched") or the "parents" floor(c / s).
+
+    Args: as SubmConv3d, with stride, padding (int or (x, y, z)) and support.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: TripleLike,
+        stride: TripleLike = 1,
+        padding: TripleLike = 0,
+        dilation: TripleLike = 1,
+        groups: int = 1,
+        bias: bool = True,
+        support: str = "touched",
+    ):
+        super().__init__(in_channels, out_channels, kernel_size, dilation, groups, bias)
+        self.stride = triple(stride, "stride", least=1)
+        self.padding = triple(padding, "padding")
+        if support not in ("touched", "parents"):
+            raise ShapeError(f'support must be "touched" or "parents", got {support!r}')
+        self.support = support
+
+    def __call__(self, x: SparseTensor, out: Target | None = None) -> SparseTensor:
+        return ops.conv3d(
+            x,
+            self.weight,
+            self._bias(),
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+            groups=self.groups,
+            support=self.support if out is None else "touched",
+            out=out,
+        )
+
+
+class _Transposed(_Conv):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: TripleLike,
+        stride: TripleLike = 1,
+        padding: TripleLike = 0,
+        dilation: TripleLike = 1,
+        groups: int = 1,
+        bias: bool = True,
+    ):
+        super().__init__(in_channels, out_channels, kernel_size, dilation, groups, bias)
+        self.stride = triple(stride, "stride", least=1)
+        self.padding = triple(padding, "padding")
+
+
+class ConvTranspose3d(_Transposed):
+    """Transposed convolution onto known sites: ``layer(x, out=skip)``, the encoder's tensor.
+
+    Without `out` the result lies on the live key that the input's key was made from.
+    """
+
+    def __call__(self, x: SparseTensor, out: Target | None = None) -> SparseTensor:
+        return ops.conv_transpose3d(
+            x,
+            self.weight,
+            self._bias(),
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+            groups=self.groups,
+            out=out,
+        )
+
+
+class GenerativeConvTranspose3d(_Transposed):
+    """Transposed convolution onto every site that it reaches."""
+
+    def __call__(self, x: SparseTensor, capacity: int | None = None) -> SparseTensor:
+        return ops.generative_conv_transpose3d(
+            x,
+            self.weight,
+            self._bias(),
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+            groups=self.groups,
+            capacity=capacity,
+        )

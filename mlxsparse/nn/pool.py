@@ -1,0 +1,76 @@
+"""Pooling layers; geometry and supports as in mlxsparse.ops."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+from mlx.nn import Module
+
+from .. import ops
+from ..coords.geometry import TripleLike, triple
+from ..tensor import SparseTensor
+
+
+class _Pool(Module):
+    def __init__(
+        self,
+        kernel_size: TripleLike,
+        stride: TripleLike | None = None,
+        padding: TripleLike = 0,
+        dilation: TripleLike = 1,
+        support: str = "touched",
+    ):
+        super().__init__()
+        self.kernel_size = triple(kernel_size, "kernel_size", least=1)
+        self.stride = self.kernel_size if stride is None else triple(stride, "stride", least=1)
+        self.padding = triple(padding, "padding")
+        self.dilation = triple(dilation, "dilation", least=1)
+        self.support = support
+
+    def _extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+
+
+class MaxPool3d(_Pool):
+    """Maximum over the active inputs of each window."""
+
+    def __call__(self, x: SparseTensor) -> SparseTensor:
+        return ops.max_pool3d(x, self.kernel_size, self.stride, self.padding, self.dilation, self.support)
+
+
+class AvgPool3d(_Pool):
+    """Mean over the active inputs of each window."""
+
+    def __call__(self, x: SparseTensor) -> SparseTensor:
+        return ops.avg_pool3d(x, self.kernel_size, self.stride, self.padding, self.dilation, self.support)
+
+
+class SumPool3d(_Pool):
+    """Sum over the active inputs of each window."""
+
+    def __call__(self, x: SparseTensor) -> SparseTensor:
+        return ops.sum_pool3d(x, self.kernel_size, self.stride, self.padding, self.dilation, self.support)
+
+
+class GlobalMaxPool(Module):
+    """Maximum over each batch item's sites: (B, C). `empty` is the value of an item without sites."""
+
+    def __init__(self, empty: float | None = None):
+        super().__init__()
+        self.empty = empty
+
+    def __call__(self, x: SparseTensor) -> mx.array:
+        return ops.global_max_pool(x, empty=self.empty)
+
+
+class GlobalAvgPool(Module):
+    """Mean over each batch item's sites: (B, C)."""
+
+    def __call__(self, x: SparseTensor) -> mx.array:
+        return ops.global_avg_pool(x)
+
+
+class GlobalSumPool(Module):
+    """Sum over each batch item's sites: (B, C)."""
+
+    def __call__(self, x: SparseTensor) -> mx.array:
+        return ops.global_sum_pool(x)

@@ -1,0 +1,238 @@
+"""Submanifold, strided, transposed and generative sparse convolution.
+
+Weight (Co, Kx, Ky, Kz, Ci / groups), cross-correlation without flip, tap t = (kx*Ky + ky)*Kz + kz.
+Strided: ``in = out * s - p + k * d``; transposed: ``out = in * s - p + k * d``. float16 and
+bfloat16 accumulate in float32. An output that no active input reaches holds the bias.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import mlx.core as mx
+import numpy as np
+
+from ..coords import CoordinateMapKey, Kernel, KernelMap
+from ..coords.geometry import Triple, TripleLike, divide, multiply
+from ..engine.gather_gemm import convolve
+from ..errors import DTypeError, IdentityError, MLXSparseError, ShapeError, StrideError
+from ..tensor import SparseTensor
+
+Target: TypeAlias = "SparseTensor | CoordinateMapKey | mx.array | np.ndarray"
+
+
+def subm_conv3d(
+    x: SparseTensor,
+    w: mx.array,
+    bias: mx.array | None = None,
+    *,
+    dilation: TripleLike = 1,
+    padding: TripleLike | None = None,
+    groups: int = 1,
+) -> SparseTensor:
+    """Submanifold convolution: outputs on the sites (and the key) of the input.
+
+    ``in = out - p + k * d``, p = ((K - 1) // 2) * d by default. An even size K then reaches
+    0 .. K/2 past the centre on the high side; pass `padding` for the other anchoring.
+
+    Args: w (Co, Kx, Ky, Kz, Ci / groups) and bias (Co,) in x's dtype.
+    """
+    size = _check_weight(x, w, bias, groups)
+    kernel = Kernel.submanifold(size, dilation, padding)
+    return _apply(x, w, bias, x.key, x.manager.kernel_map(x.key, x.key, kernel), groups)
+
+
+def conv3d(
+    x: SparseTensor,
+    w: mx.array,
+    bias: mx.array | None = None,
+    *,
+    stride: TripleLike = 1,
+    padding: TripleLike = 0,
+    dilation: TripleLike = 1,
+    groups: int = 1,
+    support: str = "touched",
+    out: Target | None = None,
+    capacity: int | None = None,
+) -> SparseTensor:
+    """Strided convolution; the result's stride is ``x.stride * stride``.
+
+    support: "touched", every output that some active input reaches, or "parents", floor(c / s);
+    both sorted by (batch, x, y, z), and the same key where K == s, p = 0, d = 1. `out`, a tensor, a
+    key or (n, 4) int32 coordinates of the result's stride, gives the output rows instead
+    (StrideError if its stride differs). With `spatial_shape` S outputs stay within
+    floor((S + 2p - d(K-1) - 1) / s) + 1, so inputs past the last whole window drop out.
+    """
+    kernel = Kernel.of(_check_weight(x, w, bias, groups), stride, padding, dilation)
+    key = output_key(x, kernel, support, out, capacity)
+    return _apply(x, w, bias, key, x.manager.kernel_map(x.key, key, kernel), groups)
+
+
+def conv_transpose3d(
+    x: SparseTensor,
+    w: mx.array,
+    bias: mx.array | None = None,
+    *,
+    stride: TripleLike = 1,
+    padding: TripleLike = 0,
+    dilation: TripleLike = 1,
+    groups: int = 1,
+    out: Target | None = None,
+) -> SparseTensor:
+    """Transposed convolution onto known sites; the result's stride is ``x.stride / stride``.
+
+    `out` is usually the encoder's tensor, with the encoder's K, s, p, d; its kernel map is then
+    used backwards. Without `out`: the live key that x's key was made from, else IdentityError.
+    """
+    kernel = Kernel.of(_check_weight(x, w, bias, groups), stride, padding, dilation)
+    key = transposed_key(x, kernel, out)
+    return _apply(x, w, bias, key, x.manager.kernel_map(key, x.key, kernel), groups, backwards=True)
+
+
+def generative_conv_transpose3d(
+    x: SparseTensor,
+    w: mx.array,
+    bias: mx.array | None = None,
+    *,
+    stride: TripleLike = 1,
+    padding: TripleLike = 0,
+    dilation: TripleLike = 1,
+    groups: int = 1,
+    capacity: int | None = None,
+) -> SparseTensor:
+    """Transposed convolution onto every site that it reaches, sorted by (batch, x, y, z).
+
+    The result's stride is ``x.stride / stride``; with `spatial_shape` S its sites stay within
+    (S - 1) s - 2p + d(K-1) + 1.
+    """
+    kernel = Kernel.of(_check_weight(x, w, bias, groups), stride, padding, dilation)
+    key = x.manager.stride(
+        x.key,
+        kernel.stride,
+        kernel_size=kernel.size,
+        padding=kernel.padding,
+        dilation=kernel.dilation,
+        support="generative",
+        capacity=capacity,
+    )
+    return _apply(x, w, bias, key, x.manager.kernel_map(key, x.key, kernel), groups, backwards=True)
+
+
+def coverage(
+    x: SparseTensor,
+    kernel_size: TripleLike,
+    stride: TripleLike = 1,
+    padding: TripleLike = 0,
+    dilation: TripleLike = 1,
+    *,
+    support: str = "touched",
+    out: Target | None = None,
+) -> mx.array:
+    """How many outputs read each input row of such a convolution or pooling: (capacity,) int32.
+
+    Rows with 0 are inputs that no tap reaches, possible with "parents", `out` or a spatial_shape.
+    """
+    from ..backend.host import to_mlx
+
+    kernel = Kernel.of(kernel_size, stride, padding, dilation)
+    key = output_key(x, kernel, support, out, None)
+    found = x.manager.kernel_map(x.key, key, kernel)
+    return to_mlx(np.bincount(found.in_rows, minlength=x.capacity).astype(np.int32))
+
+
+# ---------------------------------------------------------------- shared with pooling
+
+
+def output_key(
+    x: SparseTensor, kernel: Kernel, support: str, out: Target | None, capacity: int | None
+) -> CoordinateMapKey:
+    """Key that a strided operator writes to."""
+    if out is not None:
+        if support != "touched":
+            raise MLXSparseError(
+                f"out gives the output sites, so support={support!r} has no meaning: leave one out"
+            )
+        if capacity is not None:
+            raise MLXSparseError("out gives the output rows, so capacity has no meaning: leave one out")
+        return _target_key(x, out, multiply(x.stride, kernel.stride))
+    if support not in ("touched", "parents"):
+        raise MLXSparseError(f'support must be "touched" or "parents", got {support!r}')
+    return x.manager.stride(
+        x.key,
+        kernel.stride,
+        kernel_size=kernel.size,
+        padding=kernel.padding,
+        dilation=kernel.dilation,
+        support=support,
+        capacity=capacity,
+    )
+
+
+def transposed_key(x: SparseTensor, kernel: Kernel, out: Target | None) -> CoordinateMapKey:
+    """Key that a transposed operator writes to."""
+    stride = divide(x.stride, kernel.stride)
+    if out is not None:
+        return _target_key(x, out, stride)
+    parent = x.key.parent
+    if parent is not None and parent.stride == stride:
+        return parent
+    why = (
+        "its key was not made from another" if parent is None else f"it was made from stride {parent.stride}"
+    )
+    raise IdentityError(
+        f"conv_transpose3d needs out=: no live tensor of stride {stride} is known for this input ({why}, "
+        "or that one is gone); pass out=skip, the encoder's tensor, or use generative_conv_transpose3d to make new sites"
+    )
+
+
+def _target_key(x: SparseTensor, out: Target, stride: Triple) -> CoordinateMapKey:
+    if isinstance(out, SparseTensor):
+        key = out.key
+    elif isinstance(out, CoordinateMapKey):
+        key = out
+    else:
+        return x.manager.insert(out, stride, batch_size=x.batch_size)
+    if key.stride != stride:
+        raise StrideError(f"out has stride {key.stride}, the result has {stride}")
+    if key.batch_size != x.batch_size:
+        raise ShapeError(f"out has batch_size {key.batch_size}, the input {x.batch_size}")
+    return key
+
+
+def _check_weight(x: SparseTensor, w: mx.array, bias: mx.array | None, groups: int) -> Triple:
+    if not isinstance(x, SparseTensor):
+        raise DTypeError(f"x must be a SparseTensor, got {type(x).__name__}")
+    if not isinstance(w, mx.array) or w.ndim != 5:
+        got = tuple(w.shape) if isinstance(w, mx.array) else type(w).__name__
+        raise ShapeError(f"weight must be an mlx array (Co, Kx, Ky, Kz, Ci / groups), got {got}")
+    co, kx, ky, kz, ci = w.shape
+    if groups < 1 or x.num_channels % groups or co % groups:
+        raise ShapeError(f"groups={groups} must divide the channels in ({x.num_channels}) and out ({co})")
+    if ci * groups != x.num_channels:
+        raise ShapeError(
+            f"weight {tuple(w.shape)} takes {ci} * groups={groups} channels, the input has {x.num_channels}"
+        )
+    if w.dtype != x.dtype:
+        raise DTypeError(f"weight is {w.dtype}, feats are {x.dtype}: cast one (layer.set_dtype, x.astype)")
+    if bias is not None:
+        if bias.shape != (co,):
+            raise ShapeError(f"bias must have shape ({co},), got {tuple(bias.shape)}")
+        if bias.dtype != x.dtype:
+            raise DTypeError(f"bias is {bias.dtype}, feats are {x.dtype}: cast one")
+    return kx, ky, kz
+
+
+def _apply(
+    x: SparseTensor,
+    w: mx.array,
+    bias: mx.array | None,
+    key: CoordinateMapKey,
+    found: KernelMap,
+    groups: int,
+    *,
+    backwards: bool = False,
+) -> SparseTensor:
+    co, kx, ky, kz, ci = w.shape
+    pairs = found.pairs.transposed() if backwards else found.pairs
+    y = convolve(x.feats, w.reshape(co, kx * ky * kz, ci), bias, pairs, key.capacity, groups)
+    return SparseTensor._of(key, y)

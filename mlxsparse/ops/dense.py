@@ -1,0 +1,85 @@
+"""Between sparse tensors and dense grids (B, X, Y, Z, C)."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from ..backend import host
+from ..coords import CoordinateManager, default_manager
+from ..coords.geometry import TripleLike, triple
+from ..engine.rows import put_rows, take_rows
+from ..errors import CoordinateRangeError, DTypeError, ShapeError
+from ..tensor import FLOATS, SparseTensor
+
+
+def dense(
+    x: SparseTensor,
+    shape: TripleLike | None = None,
+    origin: TripleLike | None = None,
+    fill: float = 0,
+) -> mx.array:
+    """Grid (B, X, Y, Z, C) with the features at their sites and `fill` elsewhere.
+
+    shape: (X, Y, Z); default `spatial_shape`, else as far as the sites reach. origin: the site of
+    grid cell 0; default (0, 0, 0). CoordinateRangeError if a site lies outside: none is dropped.
+    """
+    index = x.key.index
+    start = np.array((0, 0, 0) if origin is None else triple(origin, "origin"), np.int64)
+    local = index.coords[:, 1:].astype(np.int64) - start
+    if shape is None:
+        shape = x.spatial_shape if origin is None else None
+    if shape is None:
+        size = np.maximum(local.max(axis=0) + 1, 0) if len(local) else np.zeros(3, np.int64)
+    else:
+        size = np.array(triple(shape, "shape", least=0), np.int64)
+    if len(local) and (local.min() < 0 or np.any(local.max(axis=0) >= size)):
+        low, high = index.coords[:, 1:].min(axis=0).tolist(), index.coords[:, 1:].max(axis=0).tolist()
+        raise CoordinateRangeError(
+            f"dense: sites reach from {low} to {high}, outside the grid of shape {size.tolist()} at origin "
+            f"{start.tolist()}; pass origin= and shape= that hold them, or ops.crop first"
+        )
+    cells = x.batch_size * int(size[0]) * int(size[1]) * int(size[2])
+    if cells > 2**31 - 1:
+        raise ShapeError(f"dense: {cells} grid cells; pass a smaller shape= or crop first")
+    flat = index.coords[:, 0].astype(np.int64)
+    for axis in range(3):
+        flat = flat * size[axis] + local[:, axis]
+    rows = flat
+    if index.order is not None:
+        rows = np.empty_like(flat)
+        rows[index.order] = flat
+    grid = put_rows(x.feats, rows, cells, fill)
+    return grid.reshape(x.batch_size, *size.tolist(), x.num_channels)
+
+
+def from_dense(
+    grid: mx.array,
+    *,
+    mask: mx.array | None = None,
+    stride: TripleLike = 1,
+    manager: CoordinateManager | None = None,
+) -> SparseTensor:
+    """Sites of a grid (B, X, Y, Z, C) where any channel is not 0, or where `mask` (B, X, Y, Z) is True.
+
+    Rows are sorted by (batch, x, y, z); `spatial_shape` is (X, Y, Z). NaN counts as not 0.
+    """
+    if grid.ndim != 5:
+        raise ShapeError(f"grid must have shape (B, X, Y, Z, C), got {tuple(grid.shape)}")
+    if grid.dtype not in FLOATS:
+        raise DTypeError(f"grid must be float32, float16 or bfloat16, got {grid.dtype}")
+    b, x, y, z, c = grid.shape
+    if mask is None:
+        chosen = host.view(grid).any(axis=-1)
+    else:
+        if tuple(mask.shape) != (b, x, y, z) or mask.dtype != mx.bool_:
+            raise ShapeError(
+                f"mask must be bool of shape {(b, x, y, z)}, got {mask.dtype} {tuple(mask.shape)}"
+            )
+        chosen = host.view(mask)
+    flat = np.flatnonzero(chosen)
+    sites = (
+        np.stack(np.unravel_index(flat, (b, x, y, z)), axis=1) if flat.size else np.empty((0, 4), np.int64)
+    )
+    key = (manager or default_manager()).created(sites, stride, b, spatial_shape=(x, y, z))
+    return SparseTensor._of(key, take_rows(grid.reshape(b * x * y * z, c), flat))

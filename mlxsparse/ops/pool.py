@@ -1,0 +1,109 @@
+"""Local pooling with convolution's geometry, and pooling over whole batch items."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from ..coords import CoordinateMapKey, Kernel
+from ..coords.geometry import TripleLike
+from ..engine import pooling
+from ..errors import MLXSparseError
+from ..tensor import SparseTensor
+from .conv import Target, output_key
+
+
+def max_pool3d(
+    x: SparseTensor,
+    kernel_size: TripleLike,
+    stride: TripleLike | None = None,
+    padding: TripleLike = 0,
+    dilation: TripleLike = 1,
+    support: str = "touched",
+    *,
+    out: Target | None = None,
+    capacity: int | None = None,
+) -> SparseTensor:
+    """Maximum over the active inputs of each window; never starts from zero.
+
+    Stride defaults to the kernel size; supports as in conv3d. NaN wins; an output without active
+    inputs (possible with "parents" or `out`) is 0. The gradient goes to the first tap that attains
+    the maximum.
+    """
+    key, pairs, _ = _geometry(x, kernel_size, stride, padding, dilation, support, out, capacity)
+    return SparseTensor._of(key, pooling.max_pool(x.feats, pairs, key.capacity))
+
+
+def sum_pool3d(
+    x: SparseTensor,
+    kernel_size: TripleLike,
+    stride: TripleLike | None = None,
+    padding: TripleLike = 0,
+    dilation: TripleLike = 1,
+    support: str = "touched",
+    *,
+    out: Target | None = None,
+    capacity: int | None = None,
+) -> SparseTensor:
+    """Sum over the active inputs of each window, in float32; 0 where there are none."""
+    key, pairs, _ = _geometry(x, kernel_size, stride, padding, dilation, support, out, capacity)
+    return SparseTensor._of(key, pooling.sum_pool(x.feats, pairs, key.capacity))
+
+
+def avg_pool3d(
+    x: SparseTensor,
+    kernel_size: TripleLike,
+    stride: TripleLike | None = None,
+    padding: TripleLike = 0,
+    dilation: TripleLike = 1,
+    support: str = "touched",
+    *,
+    count_include_empty: bool = False,
+    out: Target | None = None,
+    capacity: int | None = None,
+) -> SparseTensor:
+    """Mean over the active inputs of each window; with `count_include_empty`, over all its sites."""
+    key, pairs, kernel = _geometry(x, kernel_size, stride, padding, dilation, support, out, capacity)
+    if count_include_empty:
+        scale = np.full(pairs.num_out, 1.0 / kernel.volume, np.float32)
+    else:
+        scale = (1.0 / np.maximum(pooling.pair_counts(pairs), 1)).astype(np.float32)
+    return SparseTensor._of(key, pooling.sum_pool(x.feats, pairs, key.capacity, scale))
+
+
+def global_sum_pool(x: SparseTensor) -> mx.array:
+    """Sum over each batch item's sites: (B, C); 0 for an empty item."""
+    return pooling.batch_reduce(x.feats, x.key.index.order, x.key.counts, "sum")
+
+
+def global_avg_pool(x: SparseTensor) -> mx.array:
+    """Mean over each batch item's sites: (B, C); 0 for an empty item."""
+    return pooling.batch_reduce(x.feats, x.key.index.order, x.key.counts, "mean")
+
+
+def global_max_pool(x: SparseTensor, *, empty: float | None = None) -> mx.array:
+    """Maximum over each batch item's sites: (B, C). An empty item raises unless `empty` is its value."""
+    vacant = x.key.counts == 0
+    if empty is None and vacant.any():
+        raise MLXSparseError(
+            f"global_max_pool: batch items {np.flatnonzero(vacant).tolist()} have no sites; pass empty=value"
+        )
+    y = pooling.batch_reduce(x.feats, x.key.index.order, x.key.counts, "max")
+    if empty is not None and vacant.any():
+        y = mx.where(mx.array(vacant)[:, None], mx.array(empty, y.dtype), y)
+    return y
+
+
+def _geometry(
+    x: SparseTensor,
+    kernel_size: TripleLike,
+    stride: TripleLike | None,
+    padding: TripleLike,
+    dilation: TripleLike,
+    support: str,
+    out: Target | None,
+    capacity: int | None,
+) -> tuple[CoordinateMapKey, pooling.TapPairs, Kernel]:
+    kernel = Kernel.of(kernel_size, kernel_size if stride is None else stride, padding, dilation)
+    key = output_key(x, kernel, support, out, capacity)
+    return key, x.manager.kernel_map(x.key, key, kernel).pairs, kernel

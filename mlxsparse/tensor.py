@@ -1,0 +1,411 @@
+"""SparseTensor: features on the active sites of a sparse 3-D lattice."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+import mlx.core as mx
+import numpy as np
+
+from .backend import host
+from .coords import CoordinateManager, CoordinateMapKey, default_manager
+from .coords.geometry import Triple, TripleLike, triple
+from .coords.keys import check_coordinates
+from .errors import CapacityError, DTypeError, IdentityError, ShapeError, TracedOnHostError
+
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+_NUMPY_FLOATS = (np.float32, np.float16)
+_LEAVES = "coords feats active_rows batch_counts status stride batch_size spatial_shape".split()
+_HINT = (
+    "SparseTensor is not an array: use the layer of mlxsparse.nn with the same name (nn.Linear, "
+    "nn.BatchNorm, nn.ReLU, ...), or x.replace(layer(x.feats))"
+)
+
+
+def _arithmetic(symbol: str, function: Callable[[Any, Any], Any]) -> Any:
+    """Method for an operator between tensors with the same key, or a tensor and a scalar."""
+
+    def method(self: SparseTensor, other: Any) -> SparseTensor:
+        if isinstance(other, SparseTensor):
+            require_same_key(self, other, symbol)
+            return self.replace(function(self.feats, other.feats))
+        if isinstance(other, (int, float)) or (isinstance(other, mx.array) and other.size == 1):
+            return self.replace(function(self.feats, other))
+        raise DTypeError(
+            f"SparseTensor {symbol} takes a SparseTensor with the same key or a scalar, "
+            f"got {type(other).__name__}. {_HINT}"
+        )
+
+    return method
+
+
+class SparseTensor(tuple):
+    """Coordinates (capacity, 4) int32 (batch, x, y, z) and features (capacity, C) on them.
+
+    Row i of `feats` belongs to row i of `coords`. Coordinates count in units of the tensor's own
+    lattice, |x| < 2**30, and no two active rows are equal. Rows at and past `active_rows` are
+    padding (coordinates (-1, 0, 0, 0), features 0).
+
+    Args:
+        coords: int32 (capacity, 4), MLX or NumPy.
+        feats: float32, float16 or bfloat16 (capacity, C).
+        stride: lattice units of the original lattice per unit of this one, (x, y, z).
+        active_rows: number of rows that are sites; the rest is padding. Default: all.
+        batch_size: number of batch items; default the largest batch number + 1. Empty ones are legal.
+        batch_counts: int32 (batch_size,) rows of each item; computed when not given.
+        spatial_shape: sites lie in [0, spatial_shape); bounds the outputs of convolutions.
+        manager: the CoordinateManager that makes the key; default the process-wide one.
+        key: an existing key whose rows these are; coords must then be ``key.coords``.
+        validate: check range and duplicates (and build the index that maps reuse).
+
+    Raises ShapeError, DTypeError, CoordinateRangeError, DuplicateCoordinatesError.
+
+    It is a tuple so that MLX's transformations take it apart and put it together again
+    (``SparseTensor(leaves)``, with a fresh identity); it does not behave as one.
+    """
+
+    _key: CoordinateMapKey | None
+    _manager: CoordinateManager
+
+    def __new__(
+        cls,
+        coords: Any,
+        feats: mx.array | np.ndarray | None = None,
+        *,
+        stride: TripleLike = 1,
+        active_rows: int | mx.array | None = None,
+        batch_counts: mx.array | None = None,
+        batch_size: int | None = None,
+        spatial_shape: TripleLike | None = None,
+        manager: CoordinateManager | None = None,
+        key: CoordinateMapKey | None = None,
+        validate: bool = True,
+    ) -> SparseTensor:
+        if feats is None and not isinstance(coords, (mx.array, np.ndarray)):
+            return cls._rebuild(coords)
+        feats = _check_feats(feats)
+        if key is not None:
+            if coords is not key.coords:
+                raise IdentityError("key= needs coords=key.coords; leave key out to make a new identity")
+            return cls._of(key, feats)
+        array = check_coordinates(coords)
+        if array.shape[0] != feats.shape[0]:
+            raise ShapeError(f"coords has {array.shape[0]} rows, feats has {feats.shape[0]}; they must agree")
+        manager = manager or default_manager()
+        try:
+            count = None if active_rows is None else int(host.view(mx.array(active_rows)))
+            key = manager.insert(
+                array, stride, count, batch_size=batch_size, spatial_shape=spatial_shape, validate=validate
+            )
+        except TracedOnHostError:
+            return cls._traced(
+                array, feats, stride, active_rows, batch_counts, batch_size, spatial_shape, manager
+            )
+        if batch_counts is not None and not np.array_equal(host.view(mx.array(batch_counts)), key.counts):
+            raise ShapeError(f"batch_counts {batch_counts} does not match the rows: {key.counts.tolist()}")
+        return cls._of(key, feats)
+
+    # ------------------------------------------------------------ ways to make one
+
+    @classmethod
+    def _make(
+        cls, leaves: Iterable[Any], key: CoordinateMapKey | None, manager: CoordinateManager
+    ) -> SparseTensor:
+        made = tuple.__new__(cls, leaves)
+        made._key = key
+        made._manager = manager
+        return made
+
+    @classmethod
+    def _of(cls, key: CoordinateMapKey, feats: mx.array) -> SparseTensor:
+        """Tensor on an existing key; padding rows of feats become 0."""
+        if feats.ndim != 2 or feats.shape[0] != key.capacity:
+            raise ShapeError(
+                f"feats must have shape ({key.capacity}, C) to fit its coordinates, got {feats.shape}"
+            )
+        if key.count < key.capacity:
+            feats = _zero_padding(feats, key.active_rows)
+        arrays = (key.coords, feats, key.active_rows, key.batch_counts, key.status)
+        return cls._make((*arrays, key.stride, key.batch_size, key.spatial_shape), key, key.manager)
+
+    @classmethod
+    def _rebuild(cls, leaves: Iterable[Any]) -> SparseTensor:
+        """What MLX does with the leaves it took apart: no checks, no evaluation, fresh identity."""
+        leaves = tuple(leaves)
+        if len(leaves) != len(_LEAVES):
+            raise ShapeError(
+                f"SparseTensor(coords, feats, ...) needs coords and feats; one argument is a sequence of the "
+                f"{len(_LEAVES)} leaves {_LEAVES}, got {len(leaves)}"
+            )
+        return cls._make(leaves, None, default_manager())
+
+    @classmethod
+    def _traced(
+        cls,
+        coords: mx.array,
+        feats: mx.array,
+        stride: TripleLike,
+        active_rows: int | mx.array | None,
+        batch_counts: mx.array | None,
+        batch_size: int | None,
+        spatial_shape: TripleLike | None,
+        manager: CoordinateManager,
+    ) -> SparseTensor:
+        """Construction inside a trace: nothing is read, so nothing is validated."""
+        if batch_size is None:
+            raise TracedOnHostError(
+                "inside a traced function SparseTensor needs batch_size=: it cannot be read there"
+            )
+        rows = mx.array(coords.shape[0] if active_rows is None else active_rows, mx.int32)
+        if batch_counts is None:
+            live = mx.arange(coords.shape[0]) < rows
+            same = (coords[:, :1] == mx.arange(batch_size)[None]) & live[:, None]
+            batch_counts = same.sum(axis=0).astype(mx.int32)
+        leaves = (
+            mx.stop_gradient(coords),
+            _zero_padding(feats, rows) if active_rows is not None else feats,
+            rows,
+            batch_counts,
+            mx.zeros((2,), mx.int32),
+            triple(stride, "stride", least=1),
+            batch_size,
+            None if spatial_shape is None else triple(spatial_shape, "spatial_shape", least=0),
+        )
+        return cls._make(leaves, None, manager)
+
+    # ------------------------------------------------------------ leaves and identity
+
+    @property
+    def coords(self) -> mx.array:
+        """(capacity, 4) int32 (batch, x, y, z)."""
+        return tuple.__getitem__(self, 0)
+
+    @property
+    def feats(self) -> mx.array:
+        """(capacity, C)."""
+        return tuple.__getitem__(self, 1)
+
+    @property
+    def active_rows(self) -> mx.array:
+        """int32 scalar: rows before it are sites."""
+        return tuple.__getitem__(self, 2)
+
+    @property
+    def batch_counts(self) -> mx.array:
+        """(batch_size,) int32 rows of each batch item."""
+        return tuple.__getitem__(self, 3)
+
+    @property
+    def status(self) -> mx.array:
+        """(2,) int32: overflow bits, and the row count that would have been needed."""
+        return tuple.__getitem__(self, 4)
+
+    @property
+    def stride(self) -> Triple:
+        return tuple.__getitem__(self, 5)
+
+    @property
+    def batch_size(self) -> int:
+        return tuple.__getitem__(self, 6)
+
+    @property
+    def spatial_shape(self) -> Triple | None:
+        return tuple.__getitem__(self, 7)
+
+    @property
+    def capacity(self) -> int:
+        """Rows including padding."""
+        return self.coords.shape[0]
+
+    @property
+    def num_channels(self) -> int:
+        return self.feats.shape[1]
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return self.feats.dtype
+
+    @property
+    def manager(self) -> CoordinateManager:
+        return self._manager
+
+    @property
+    def key(self) -> CoordinateMapKey:
+        """Identity of the rows. A tensor that MLX rebuilt gets a fresh one at first use."""
+        if self._key is None:
+            rows = int(host.view(self.active_rows))
+            self._key = self._manager.adopt(
+                self.coords, self.stride, rows, self.batch_size, self.spatial_shape
+            )
+        return self._key
+
+    @property
+    def num_active(self) -> int:
+        """Number of active rows as a Python int (known without a read when the key is)."""
+        return self._key.count if self._key is not None else int(host.view(self.active_rows))
+
+    # ------------------------------------------------------------ derived tensors
+
+    def replace(self, feats: mx.array) -> SparseTensor:
+        """The same sites (same key) with other features (capacity, C)."""
+        feats = _check_feats(feats)
+        if self._key is not None:
+            return SparseTensor._of(self._key, feats)
+        if feats.shape[0] != self.capacity:
+            raise ShapeError(
+                f"feats must have {self.capacity} rows to fit its coordinates, got {feats.shape}"
+            )
+        leaves = list(self)
+        leaves[1] = _zero_padding(feats, self.active_rows)
+        return SparseTensor._make(leaves, None, self._manager)
+
+    def astype(self, dtype: mx.Dtype) -> SparseTensor:
+        """The same sites with features of another float type."""
+        if dtype not in FLOATS:
+            raise DTypeError(f"dtype must be float32, float16 or bfloat16, got {dtype}")
+        return self.replace(self.feats.astype(dtype))
+
+    def compact(self) -> SparseTensor:
+        """Without padding rows: a new key, or the tensor itself where there are none."""
+        self.check()
+        if self.num_active == self.capacity and not self.key.fixed_capacity:
+            return self
+        key = self.manager.resized(self.key, self.num_active, fixed=False)
+        return SparseTensor._of(key, self.feats[: self.num_active])
+
+    def with_capacity(self, n: int) -> SparseTensor:
+        """Padded to `n` rows, which outputs then keep; CapacityError if the sites do not fit."""
+        if n < self.num_active:
+            raise CapacityError(f"with_capacity({n}): the tensor has {self.num_active} active rows")
+        key = self.manager.resized(self.key, n, fixed=True)
+        feats = self.feats[: min(n, self.capacity)]
+        if n > self.capacity:
+            feats = mx.concatenate([feats, mx.zeros((n - self.capacity, self.num_channels), self.dtype)])
+        return SparseTensor._of(key, feats)
+
+    def check(self) -> SparseTensor:
+        """Raise CapacityError if an operator behind this tensor overflowed its capacity; else self."""
+        bits, needed = host.view(self.status).tolist()
+        if bits:
+            raise CapacityError(f"an operator needed {needed} rows and had less; pass a larger capacity=")
+        return self
+
+    def batch_rows(self, b: int) -> mx.array:
+        """Rows of batch item `b`, int32, ascending."""
+        if not 0 <= b < self.batch_size:
+            raise ShapeError(f"batch item {b} does not exist; batch_size is {self.batch_size}")
+        batch = host.view(self.coords)[: self.num_active, 0]
+        return host.to_mlx(np.flatnonzero(batch == b).astype(np.int32))
+
+    @property
+    def decomposed_coordinates(self) -> list[mx.array]:
+        """(n_b, 3) int32 (x, y, z) of each batch item."""
+        return [self.coords[self.batch_rows(b), 1:] for b in range(self.batch_size)]
+
+    @property
+    def decomposed_features(self) -> list[mx.array]:
+        """(n_b, C) of each batch item."""
+        return [self.feats[self.batch_rows(b)] for b in range(self.batch_size)]
+
+    # ------------------------------------------------------------ strict arithmetic
+
+    __add__ = _arithmetic("+", operator.add)
+    __sub__ = _arithmetic("-", operator.sub)
+    __mul__ = _arithmetic("*", operator.mul)
+    __truediv__ = _arithmetic("/", operator.truediv)
+    __radd__ = _arithmetic("+", lambda a, b: b + a)
+    __rsub__ = _arithmetic("-", lambda a, b: b - a)
+    __rmul__ = _arithmetic("*", lambda a, b: b * a)
+    __rtruediv__ = _arithmetic("/", lambda a, b: b / a)
+
+    def __neg__(self) -> SparseTensor:
+        return self.replace(-self.feats)
+
+    # ------------------------------------------------------------ not a tuple
+
+    def _not_a_sequence(self, *_: Any) -> NoReturn:
+        raise TypeError("SparseTensor is not a sequence: use .coords, .feats, .num_active, .batch_rows(b)")
+
+    __len__ = __getitem__ = __contains__ = _not_a_sequence
+    __lt__ = __le__ = __gt__ = __ge__ = _not_a_sequence
+    index = count = _not_a_sequence
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError("the truth of a SparseTensor is ambiguous: ask x.num_active > 0 or x is not None")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"SparseTensor has no attribute {name!r}. {_HINT}")
+
+    def __matmul__(self, other: Any) -> NoReturn:
+        raise TypeError(_HINT)
+
+    __rmatmul__ = __matmul__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    __hash__ = object.__hash__
+
+    def __copy__(self) -> SparseTensor:
+        return SparseTensor._make(self, self._key, self._manager)
+
+    def __deepcopy__(self, _: dict[int, Any]) -> SparseTensor:
+        leaves = [mx.array(v) if isinstance(v, mx.array) else v for v in self]
+        return SparseTensor._make(leaves, None, self._manager)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SparseTensor._rebuild, (list(self),)
+
+    def __repr__(self) -> str:
+        shape = "" if self.spatial_shape is None else f", spatial_shape={self.spatial_shape}"
+        try:
+            rows = str(self.num_active)
+            self.check()
+        except TracedOnHostError:
+            rows = "traced"
+        return (
+            f"SparseTensor(active={rows}, capacity={self.capacity}, channels={self.num_channels}, "
+            f"dtype={str(self.dtype).removeprefix('mlx.core.')}, stride={self.stride}, "
+            f"batch_size={self.batch_size}{shape})"
+        )
+
+
+def require_same_key(a: SparseTensor, b: SparseTensor, name: str) -> None:
+    """IdentityError unless both tensors have the same key."""
+    if a._key is not None and a._key is b._key:
+        return
+    if a.coords is b.coords and a._key is None and b._key is None:
+        return
+    if any(t._key is None or t._key.rebuilt for t in (a, b)):
+        raise IdentityError(
+            f"{name}: an operand went through mx.compile, mx.checkpoint or tree_map and lost its identity; "
+            "use mlxsparse.compile or mlxsparse.checkpoint, which keep it"
+        )
+    raise IdentityError(
+        f"{name} needs operands with the same key, got {a.key} and {b.key}; "
+        f'join different sites with mlxsparse.ops.add(a, b, join="inner"|"left"|"outer") and its kin'
+    )
+
+
+def _check_feats(feats: Any) -> mx.array:
+    if isinstance(feats, np.ndarray):
+        if feats.dtype not in _NUMPY_FLOATS:
+            raise DTypeError(f"feats must be float32, float16 or bfloat16, got numpy {feats.dtype}; convert")
+        feats = mx.array(feats)
+    if not isinstance(feats, mx.array):
+        raise DTypeError(f"feats must be an mlx or numpy array (n, C), got {type(feats).__name__}")
+    if feats.dtype not in FLOATS:
+        raise DTypeError(f"feats must be float32, float16 or bfloat16, got {feats.dtype}; use .astype")
+    if feats.ndim != 2:
+        raise ShapeError(f"feats must have shape (n, C), got {tuple(feats.shape)}")
+    return feats
+
+
+def _zero_padding(feats: mx.array, active_rows: mx.array) -> mx.array:
+    live = mx.arange(feats.shape[0]) < active_rows
+    return mx.where(live[:, None], feats, mx.zeros((), feats.dtype))

@@ -1,0 +1,90 @@
+"""MLX's function transformations, with the identity of sparse tensors kept.
+
+MLX takes a SparseTensor apart into arrays and builds a new one from them, so its key is lost under
+plain `mx.compile` and `mx.checkpoint`. These put it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn
+
+from .backend import executor, trace
+from .coords import CoordinateMapKey
+from .tensor import SparseTensor
+
+
+def compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, compiled where the device compiles.
+
+    On the CPU device operators run in NumPy, so the function runs eagerly there and the trace
+    (``MLXSPARSE_TRACE=1``) says so; status bits of the results are checked after each call.
+    """
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        executor()
+        name = getattr(function, "__name__", type(function).__name__)
+        trace(f"compile: {name} runs eagerly on the CPU device", once=True)
+        result = function(*args, **kwargs)
+        _visit(result, lambda x: x.check())
+        return result
+
+    return run
+
+
+def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with its intermediate values recomputed in the backward pass; keys are kept.
+
+    `function` takes arrays and sparse tensors, in lists, tuples or dicts. A module's trainable
+    parameters get gradients too (as with mlx.nn.utils.checkpoint); arrays that a plain function
+    closes over do not.
+    """
+    module = function if isinstance(function, mlx.nn.Module) else None
+
+    @wraps(function if module is None else type(module).__call__)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        keys: list[CoordinateMapKey] = []
+        _visit((args, kwargs), lambda x: keys.append(x.key))
+        results: list[CoordinateMapKey | None] = []
+
+        def body(parameters: Any, args: Any, kwargs: Any) -> Any:
+            if module is not None:
+                module.update(parameters)
+            args, kwargs = _restore((args, kwargs), iter(keys))
+            result = function(*args, **kwargs)
+            results.clear()
+            _visit(result, lambda x: results.append(x._key))
+            return result
+
+        parameters = {} if module is None else module.trainable_parameters()
+        return _restore(mx.checkpoint(body)(parameters, args, kwargs), iter(results))
+
+    return run
+
+
+def _visit(tree: Any, act: Callable[[SparseTensor], Any]) -> None:
+    if isinstance(tree, SparseTensor):
+        act(tree)
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            _visit(value, act)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            _visit(value, act)
+
+
+def _restore(tree: Any, keys: Any) -> Any:
+    """`tree` with the next key put on each sparse tensor that it holds."""
+    if isinstance(tree, SparseTensor):
+        key = next(keys)
+        return tree if key is None else SparseTensor._of(key, tree.feats)
+    if isinstance(tree, dict):
+        return {name: _restore(value, keys) for name, value in tree.items()}
+    if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
+        return type(tree)(_restore(value, keys) for value in tree)
+    return tree
