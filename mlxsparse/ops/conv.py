@@ -181,7 +181,8 @@ def transposed_key(x: SparseTensor, kernel: Kernel, out: Target | None) -> Coord
     )
     raise IdentityError(
         f"conv_transpose3d needs out=: no live tensor of stride {stride} is known for this input ({why}, "
-        "or that one is gone); pass out=skip, the encoder's tensor, or use generative_conv_transpose3d to make new sites"
+        "or that one is gone); pass out=skip, the encoder's tensor, or use generative_conv_transpose3d "
+        "to make new sites"
     )
 
 

@@ -1,0 +1,210 @@
+"""Read torch.save archives without torch, and without running anything that is in them.
+
+A .pt file is a zip archive: `<name>/data.pkl` describes the objects, `<name>/data/<key>` hold the raw
+storages. The pickle is carried out by `restricted_pickle`, which knows the few names in `_SYMBOLS` and has
+nothing to call besides. Every tensor is a checked view into the bytes of its storage.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zipfile
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mlxsparse.errors import CheckpointError
+from mlxsparse.interop.restricted_pickle import run_pickle
+
+# Element types by torch's names. bfloat16 is read as its 16 bits and widened; NumPy has no such type.
+_ELEMENTS = {"Double": "f8", "Float": "f4", "Half": "f2", "BFloat16": "bf16", "Bool": "b1",
+             "Long": "i8", "Int": "i4", "Short": "i2", "Char": "i1", "Byte": "u1",
+             "ComplexFloat": "c8", "ComplexDouble": "c16"}
+_DTYPES = {"float64": "f8", "double": "f8", "float32": "f4", "float": "f4", "float16": "f2", "half": "f2",
+           "bfloat16": "bf16", "bool": "b1", "int64": "i8", "long": "i8", "int32": "i4", "int": "i4",
+           "int16": "i2", "short": "i2", "int8": "i1", "uint8": "u1", "uint16": "u2", "uint32": "u4",
+           "uint64": "u8", "complex64": "c8", "complex128": "c16"}
+_WIDTH = {"bf16": 2}
+
+_LEGACY_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+
+
+@dataclass(frozen=True)
+class _Symbol:
+    """A name of `_SYMBOLS` met in the pickle: something to compare with, not something to call."""
+
+    kind: str
+    element: str = ""
+
+
+@dataclass(frozen=True)
+class _Storage:
+    key: str
+    element: str  # "" while untyped
+    count: int  # elements; bytes while untyped
+
+
+_SYMBOLS: dict[str, _Symbol] = {
+    "collections.OrderedDict": _Symbol("ordered_dict"),
+    "torch.Size": _Symbol("size"),
+    "torch._utils._rebuild_tensor_v2": _Symbol("tensor_v2"),
+    "torch._utils._rebuild_tensor_v3": _Symbol("tensor_v3"),
+    "torch._utils._rebuild_parameter": _Symbol("parameter"),
+    "torch.storage.UntypedStorage": _Symbol("storage"),
+    **{f"torch.{name}Storage": _Symbol("storage", element) for name, element in _ELEMENTS.items()},
+    **{f"torch.{name}": _Symbol("dtype", element) for name, element in _DTYPES.items()},
+}
+
+
+def load_torch_file(path: str | os.PathLike[str]) -> Any:
+    """The object that torch.save wrote to `path`, tensors as NumPy arrays.
+
+    Containers come back as dict, OrderedDict, list, tuple, set; parameters as plain arrays; bfloat16 tensors
+    as float32 (exact); torch.Size as tuple. Arrays are read-only views: tensors that shared a storage share
+    it here, strides and offsets are the file's. Copy before writing.
+    Raises CheckpointError for a file that is missing, no zip archive (torch before 1.6, tar), truncated or
+    inconsistent, and for a pickle that names anything but plain tensors and containers; the message says it.
+    """
+    path = os.fspath(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _Archive(archive).load()
+    except CheckpointError as error:
+        raise CheckpointError(f"{path!r}: {error}") from error
+    except zipfile.BadZipFile as error:
+        raise CheckpointError(f"{path!r} {_not_a_zip(path)} ({error})") from error
+    except FileNotFoundError:
+        raise CheckpointError(f"no such file: {path!r}") from None
+    except (OSError, EOFError, RuntimeError, ValueError, struct.error) as error:
+        raise CheckpointError(f"cannot read {path!r}: {error}") from error
+
+
+def _not_a_zip(path: str) -> str:
+    with open(path, "rb") as stream:
+        head = stream.read(512)
+    if head.startswith(b"PK"):
+        return "is a zip archive that is truncated or damaged; copy or download it again"
+    if head.startswith(_LEGACY_MAGIC) or head[257:262] == b"ustar":
+        return "is in the format before torch 1.6; load and save it again with torch: torch.save(obj, path)"
+    return "is not a torch.save archive, a zip file with data.pkl; with torch, save it: torch.save(obj, path)"
+
+
+class _Archive:
+    """One open archive: hands out storages and turns the pickle's tensor records into arrays."""
+
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        self.archive = archive
+        roots = [name[: -len("data.pkl")] for name in archive.namelist()
+                 if name.endswith("/data.pkl") and name.count("/") == 1]
+        if len(roots) != 1:
+            raise CheckpointError(f"a torch.save archive has one <name>/data.pkl, this one has {len(roots)}")
+        self.root = roots[0]
+        self.order = self._byte_order()
+        self.storages: dict[tuple[str, str], np.ndarray] = {}
+
+    def load(self) -> Any:
+        return run_pickle(self.read("data.pkl"), _SYMBOLS, self.persistent, self.call)
+
+    def read(self, name: str) -> bytes:
+        try:
+            info = self.archive.getinfo(self.root + name)
+        except KeyError:
+            raise CheckpointError(f"the archive has no record {name!r}; the file is incomplete") from None
+        # torch stores records as they are; refusing compression keeps a small file from becoming a huge one.
+        if info.compress_type != zipfile.ZIP_STORED:
+            raise CheckpointError(f"record {name!r} is compressed, which torch.save never does")
+        return self.archive.read(info)
+
+    def _byte_order(self) -> str:
+        if self.root + "byteorder" not in self.archive.namelist():
+            return "<"
+        word = self.read("byteorder")
+        if word not in (b"little", b"big"):
+            raise CheckpointError(f"byteorder is {word[:20]!r}; b'little' or b'big' is needed")
+        return "<" if word == b"little" else ">"
+
+    def persistent(self, record: Any) -> _Storage:
+        """The storage that a persistent id ('storage', type, key, location, count) names."""
+        if not (isinstance(record, tuple) and len(record) == 5 and record[0] == "storage"
+                and isinstance(record[1], _Symbol) and record[1].kind == "storage"
+                and isinstance(record[2], str) and _is_index(record[4])):
+            raise CheckpointError("a storage record of the pickle is malformed")
+        return _Storage(record[2], record[1].element, record[4])
+
+    def call(self, symbol: Any, arguments: tuple[Any, ...]) -> Any:
+        """What calling a name of `_SYMBOLS` gives."""
+        kind = symbol.kind if isinstance(symbol, _Symbol) else type(symbol).__name__
+        if kind == "ordered_dict" and not arguments:
+            return OrderedDict()
+        if kind == "size" and len(arguments) == 1 and _is_shape(arguments[0]):
+            return arguments[0]
+        if kind == "parameter" and len(arguments) == 3 and isinstance(arguments[0], np.ndarray):
+            return arguments[0]
+        # torch keeps conjugation and negation lazily in a last argument; the bytes alone would be wrong.
+        metadata = arguments[-1] if kind.startswith("tensor") and arguments else None
+        if isinstance(metadata, dict) and any(metadata.values()):
+            raise CheckpointError("a tensor has a lazy conj or neg bit; save tensor.resolve_conj() instead")
+        if kind == "tensor_v2" and len(arguments) in (6, 7):
+            return self.tensor("", *arguments[:4])
+        if kind == "tensor_v3" and len(arguments) in (7, 8):
+            dtype = arguments[6]
+            if isinstance(dtype, _Symbol) and dtype.kind == "dtype":
+                return self.tensor(dtype.element, *arguments[:4])
+        raise CheckpointError(f"the pickle calls a {kind} with {len(arguments)} arguments, not as torch.save "
+                              "writes it; it is refused")
+
+    def tensor(self, element: str, storage: Any, offset: Any, size: Any, stride: Any) -> np.ndarray:
+        """The view of `storage` that starts at `offset` with `size` and `stride`, all in elements."""
+        if not (isinstance(storage, _Storage) and _is_index(offset) and _is_shape(size) and _is_shape(stride)
+                and len(size) == len(stride)):
+            raise CheckpointError("a tensor record is malformed: offset, sizes and strides are "
+                                  "whole numbers from 0, and there are as many strides as sizes")
+        values = self.values(storage, element or storage.element)
+        if 0 in size:  # no element is ever read
+            offset, stride = 0, (0,) * len(size)
+        else:
+            last = offset + sum((n - 1) * step for n, step in zip(size, stride))
+            if last >= len(values):
+                raise CheckpointError(f"a tensor of size {size}, stride {stride}, offset {offset} reaches "
+                                      f"element {last} of storage {storage.key!r}, which has {len(values)}")
+        steps = tuple(step * values.itemsize if n > 1 else 0 for n, step in zip(size, stride))
+        try:
+            return np.lib.stride_tricks.as_strided(values[offset:], size, steps, writeable=False)
+        except (ValueError, OverflowError) as error:
+            raise CheckpointError(f"a tensor has the impossible size {size}: {error}") from error
+
+    def values(self, storage: _Storage, element: str) -> np.ndarray:
+        """The whole storage as a 1-D read-only array of `element`, read once."""
+        if not element:
+            raise CheckpointError(f"storage {storage.key!r} has no element type")
+        found = self.storages.get((storage.key, element))
+        if found is not None:
+            return found
+        raw = self.read(f"data/{storage.key}")
+        width = _WIDTH.get(element) or np.dtype(element).itemsize
+        wanted = storage.count * (width if storage.element else 1)
+        if len(raw) < wanted:
+            raise CheckpointError(f"storage {storage.key!r} should have {wanted} bytes, the archive has "
+                                  f"{len(raw)}")
+        raw = raw[: wanted - wanted % width]
+        if element == "bf16":  # the upper half of a float32
+            values = (np.frombuffer(raw, self.order + "u2").astype(np.uint32) << 16).view(np.float32)
+        elif element == "b1":
+            values = np.frombuffer(raw, np.uint8) != 0
+        else:
+            values = np.frombuffer(raw, self.order + element)
+            values = values.astype(values.dtype.newbyteorder("="), copy=False)
+        values.flags.writeable = False
+        self.storages[storage.key, element] = values
+        return values
+
+
+def _is_index(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**62
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) <= 64 and all(map(_is_index, value))

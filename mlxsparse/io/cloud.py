@@ -1,0 +1,84 @@
+"""What every point-cloud format shares: the value that is read, and writing a file whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from mlxsparse.errors import PointCloudError
+
+#: File-name extensions and the content that each promises.
+EXTENSIONS = {".las": "las", ".laz": "laz", ".pcd": "pcd"}
+
+
+@dataclass
+class PointCloud:
+    """Points of one file.
+
+    points: float64 (N, 3), x y z in the file's own units; rows may hold NaN (PCD keeps invalid pixels).
+    fields: name -> array of length N, in the file's own types: `intensity`, `classification`,
+        `return_number`, `number_of_returns`, `red`, `green`, `blue`, ... whatever the file has.
+    source: what the format needs to write the file again; opaque.
+    path: where it was read. format: "las", "laz" or "pcd".
+    """
+
+    points: np.ndarray
+    fields: dict[str, np.ndarray] = field(default_factory=dict)
+    source: Any = None
+    path: str = ""
+    format: str = ""
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+
+def optional_library(name: str, what: str) -> Any:
+    """The module `name`, or a PointCloudError that says how to install it for `what`."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise PointCloudError(f"{what} needs the library {name!r}, which is not installed; "
+                              "install it with: pip install 'mlxsparse[io]'") from error
+
+
+def check_labels(labels: np.ndarray, count: int) -> np.ndarray:
+    """`labels` as an integer array (count,); PointCloudError for another shape or a non-integer type."""
+    labels = np.asarray(labels)
+    if labels.shape != (count,):
+        raise PointCloudError(f"labels has shape {labels.shape}; one label for each point of the cloud, "
+                              f"shape ({count},), is needed")
+    if labels.dtype.kind not in "iu":
+        raise PointCloudError(f"labels has dtype {labels.dtype}; integer class numbers are needed "
+                              "(use labels.astype(np.int32))")
+    return labels
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Binary file whose content appears at `path` whole when the block ends, or not at all if it raises.
+
+    The bytes go to a temporary file in the same directory, which is flushed to disk and then renamed.
+    An OSError becomes a PointCloudError that names `path`.
+    """
+    # A link keeps pointing where it did: its target is replaced.
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "xb+") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, target)
+    except OSError as error:
+        raise PointCloudError(f"cannot write {os.fspath(path)!r}: {error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()

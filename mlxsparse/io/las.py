@@ -1,0 +1,167 @@
+"""LAS, LAZ and COPC through laspy (with lazrs for compression).
+
+laspy does the decoding. What is added here: files that end early are refused (laspy returns fewer points for
+some of them), only the classification changes on the way back, and files are written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from mlxsparse.errors import PointCloudError
+from mlxsparse.io.cloud import PointCloud, atomic_write, check_labels, optional_library
+
+_CREATION_DATE_OFFSET = 90  # two uint16: day of year, year
+_EVLR_HEADER_BYTES = 60
+
+
+def _laspy() -> Any:
+    # laspy finds lazrs by itself, but without it a LAZ file fails late and obscurely.
+    optional_library("lazrs", "a LAS or LAZ file")
+    return optional_library("laspy", "a LAS or LAZ file")
+
+
+def read_las(path: str | os.PathLike[str]) -> PointCloud:
+    """Read a LAS, LAZ or COPC file: float64 (N, 3) points and every other dimension by laspy's name."""
+    laspy = _laspy()
+    path = os.fspath(path)
+    try:
+        with open(path, "rb") as stream:
+            data = laspy.read(stream, closefd=False)
+            _check_complete(data, stream)
+        points = np.ascontiguousarray(data.xyz, dtype=np.float64).reshape(-1, 3)
+        names = [name for name in data.point_format.dimension_names if name not in ("X", "Y", "Z")]
+        fields = {name: np.array(data[name]) for name in names}
+    except PointCloudError as error:
+        raise PointCloudError(f"{path!r}: {error}") from error
+    except Exception as error:  # laspy and lazrs raise many types on damaged bytes
+        kind = type(error).__name__
+        raise PointCloudError(f"{path!r} is damaged or ends early: {kind}: {error}") from error
+    kind = "laz" if data.header.are_points_compressed else "las"
+    return PointCloud(points, fields, source=data, path=path, format=kind)
+
+
+def _check_complete(data: Any, stream: BinaryIO) -> None:
+    """Raise PointCloudError where the file holds less than its header says."""
+    if len(data.points) != data.header.point_count:
+        raise PointCloudError(f"the file ends early: the header says {data.header.point_count} points, "
+                              f"{len(data.points)} are there")
+    if data.header.version.minor < 4 or not data.header.number_of_evlrs:
+        return
+    end = stream.seek(0, os.SEEK_END)
+    position = data.header.start_of_first_evlr
+    for _ in range(data.header.number_of_evlrs):
+        stream.seek(position)
+        head = stream.read(_EVLR_HEADER_BYTES)
+        position += _EVLR_HEADER_BYTES + int.from_bytes(head[20:28], "little")
+        if len(head) < _EVLR_HEADER_BYTES or position > end:
+            raise PointCloudError(f"the file ends early: an extended record reaches past its {end} bytes")
+
+
+def write_las_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[str], *,
+                     compress: bool) -> None:
+    """Write a cloud of `read_las` again with `labels` (N,) as classification; see `points.write_labels`."""
+    laspy = _laspy()
+    source = cloud.source
+    labels = check_labels(labels, len(cloud))
+    _check_class_range(labels, source.header.point_format.id)
+    header = copy.deepcopy(source.header)
+    # A rewritten file has no octree, so COPC's records would lie about it.
+    header.vlrs[:] = [record for record in header.vlrs if record.user_id != "copc"]
+    data = laspy.LasData(header, points=source.points.copy())
+    if source.evlrs is not None:
+        kept = [record for record in source.evlrs if record.user_id != "copc"]
+        data.evlrs = laspy.vlrs.vlrlist.VLRList(kept) if kept else None
+    data.classification = labels
+    _write(data, path, compress, keep_date=source.header.creation_date is not None)
+
+
+def write_las(path: str | os.PathLike[str], points: np.ndarray, fields: dict[str, np.ndarray] | None = None,
+              scale: float | tuple[float, float, float] = 0.001,
+              offset: tuple[float, float, float] | None = None) -> None:
+    """Write a new LAS file (LAZ if `path` ends in .laz), version 1.4, point format 7 with colour, else 6.
+
+    points: (N, 3), file units. fields: LAS dimension name -> (N,), e.g. intensity uint16, classification
+    (0 to 255), red, green, blue uint16; other names become extra dimensions of the array's type.
+    scale: file units per integer step; offset: origin of the integers, by default floor of the minimum.
+    Raises PointCloudError where a point is not finite or does not fit 32-bit integers at this scale.
+    """
+    laspy = _laspy()
+    points = np.asarray(points, dtype=np.float64)
+    if points.ndim != 2 or points.shape[1] != 3:
+        raise PointCloudError(f"points has shape {points.shape}; (N, 3) is needed")
+    if not np.isfinite(points).all():
+        raise PointCloudError("points holds NaN or infinite rows, which LAS cannot store; drop them first")
+    fields = dict(fields or {})
+    for name, values in fields.items():
+        if np.shape(values) != (len(points),):
+            raise PointCloudError(f"fields[{name!r}] has shape {np.shape(values)}; "
+                                  f"({len(points)},) is needed")
+
+    header = laspy.LasHeader(version="1.4", point_format=7 if {"red", "green", "blue"} & set(fields) else 6)
+    header.generating_software = "mlxsparse"
+    header.scales = np.broadcast_to(np.asarray(scale, dtype=np.float64), (3,)).copy()
+    low = points.min(axis=0) if len(points) else np.zeros(3)
+    header.offsets = np.floor(low) if offset is None else np.asarray(offset, dtype=np.float64)
+    steps = np.abs(points - header.offsets) / header.scales
+    if len(points) and steps.max() > 2**31 - 1:
+        raise PointCloudError(f"points reach {steps.max():.3g} steps from the offset, more than 32-bit "
+                              "integers hold; use a larger scale or an offset near the points")
+    standard = set(header.point_format.dimension_names)
+    for name in [name for name in fields if name not in standard]:
+        dtype = np.asarray(fields[name]).dtype
+        try:
+            header.add_extra_dim(laspy.ExtraBytesParams(name=name, type=dtype))
+        except Exception as error:
+            raise PointCloudError(f"fields[{name!r}] ({dtype}) cannot be a LAS extra dimension: "
+                                  f"{error}") from error
+
+    data = laspy.LasData(header)
+    data.xyz = points
+    for name, values in fields.items():
+        values = np.asarray(values)
+        if name in standard:
+            _check_range(name, values, data[name])
+        data[name] = values
+    _write(data, path, compress=os.fspath(path).lower().endswith(".laz"), keep_date=True)
+
+
+def _check_range(name: str, values: np.ndarray, target: Any) -> None:
+    """Raise PointCloudError where `values` would not survive the dimension's integer type."""
+    if name == "classification":
+        _check_class_range(values, point_format=6)
+        return
+    dtype = np.asarray(target).dtype
+    if dtype.kind not in "iu" or not values.size:
+        return
+    limits = np.iinfo(dtype)
+    if values.dtype.kind not in "iub" or values.min() < limits.min or values.max() > limits.max:
+        raise PointCloudError(f"fields[{name!r}] ({values.dtype}, {values.min()} to {values.max()}) does not "
+                              f"fit the LAS dimension, {dtype} ({limits.min} to {limits.max}); "
+                              "scale and round it first")
+
+
+def _check_class_range(labels: np.ndarray, point_format: int) -> None:
+    limit = 31 if point_format < 6 else 255
+    if labels.size and (labels.min() < 0 or labels.max() > limit):
+        raise PointCloudError(f"labels reach from {labels.min()} to {labels.max()}; LAS point format "
+                              f"{point_format} stores classes 0 to {limit}")
+
+
+def _write(data: Any, path: str | os.PathLike[str], compress: bool, keep_date: bool) -> None:
+    with atomic_write(path) as stream:
+        try:
+            data.write(stream, do_compress=compress)
+        except OSError:
+            raise
+        except Exception as error:
+            kind = type(error).__name__
+            raise PointCloudError(f"cannot write {os.fspath(path)!r}: {kind}: {error}") from error
+        if not keep_date:
+            # laspy fills an unset date with today's; the file did not have one.
+            stream.seek(_CREATION_DATE_OFFSET)
+            stream.write(bytes(4))

@@ -1,0 +1,60 @@
+"""Operators on SparseTensors as functions of NumPy arrays, as `invariants` and the oracle take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxsparse.tensor import SparseTensor
+
+__all__ = ["active_part", "from_numpy", "numpy_function", "numpy_gradient", "to_numpy"]
+
+Array = np.ndarray[Any, Any]
+Op = Callable[[SparseTensor], SparseTensor]
+
+
+def to_numpy(array: mx.array) -> Array:
+    """A NumPy copy; half types become float32, which holds each of their values."""
+    if array.dtype in (mx.bfloat16, mx.float16):
+        array = array.astype(mx.float32)
+    return np.array(array)
+
+
+def from_numpy(coords: Array, feats: Array, dtype: mx.Dtype = mx.float32, **tensor: Any) -> SparseTensor:
+    """SparseTensor of NumPy arrays; `tensor` are its keywords."""
+    rows = mx.array(np.array(np.asarray(coords).reshape(-1, 4), dtype=np.int32, order="C"))
+    return SparseTensor(rows, mx.array(np.array(feats, order="C")).astype(dtype), **tensor)
+
+
+def active_part(x: SparseTensor) -> tuple[Array, Array]:
+    """(coords, feats) of the rows that are not padding."""
+    rows = int(x.active_rows.item())
+    return to_numpy(x.coords)[:rows], to_numpy(x.feats)[:rows]
+
+
+def numpy_function(
+    op: Op, *, dtype: mx.Dtype = mx.float32, **tensor: Any
+) -> Callable[[Array, Array], tuple[Array, Array]]:
+    """`op` as f(coords, feats) -> (out_coords, out_feats); `tensor` are keywords of SparseTensor."""
+
+    def f(coords: Array, feats: Array) -> tuple[Array, Array]:
+        return active_part(op(from_numpy(coords, feats, dtype, **tensor)))
+
+    return f
+
+
+def numpy_gradient(
+    op: Op, *, dtype: mx.Dtype = mx.float32, **tensor: Any
+) -> Callable[[Array, Array, Array], Array]:
+    """The feature gradient of `op` as g(coords, feats, cotangent) -> dfeats; cotangent by output row."""
+
+    def gradient(coords: Array, feats: Array, cotangent: Array) -> Array:
+        x = from_numpy(coords, feats, dtype, **tensor)
+        g = mx.array(np.array(cotangent, order="C")).astype(dtype)
+        _, (dfeats,) = mx.vjp(lambda v: op(x.replace(v)).feats, [x.feats], [g])
+        return to_numpy(dfeats)
+
+    return gradient

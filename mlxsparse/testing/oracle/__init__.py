@@ -1,0 +1,89 @@
+"""The oracle: sparse operators in NumPy and dictionaries, float64, obviously right rather than fast.
+
+One frozen relation, per axis, with lattice coordinates of the operator's own input and output:
+
+    convolution, pooling      in  = o * s - p + k * d
+    transposed convolution    o   = in * s - p + k * d
+    submanifold convolution   s = 1, outputs are the inputs, and p = ((K - 1) // 2) * d unless given
+
+`k` runs over the kernel, 0 <= k < K on each axis. Tap t = (kx * Ky + ky) * Kz + kz. A weight has shape
+(Co, Kx, Ky, Kz, Ci / groups), output channel co reads the input channels of group co // (Co / groups), and
+tap k of the weight meets input `in` as written above: a cross-correlation, nothing is flipped.
+
+Coordinates are (N, 4) integers (batch, x, y, z), features are (N, C). Supports that are made (touched,
+parents, generative) are sorted by (batch, x, y, z). An output row that no active input reaches is the bias
+after a convolution and 0 after a pooling. Nothing here knows how the library computes, so that the two can
+disagree.
+"""
+
+from __future__ import annotations
+
+from mlxsparse.testing.oracle.conv import (
+    conv3d,
+    conv_gradients,
+    conv_transpose3d,
+    conv_transpose_gradients,
+    dense_conv3d,
+    generative_conv_transpose3d,
+    subm_conv3d,
+)
+from mlxsparse.testing.oracle.pool import (
+    avg_pool3d,
+    avg_pool3d_gradient,
+    batch_norm,
+    global_avg_pool,
+    global_max_pool,
+    global_sum_pool,
+    max_pool3d,
+    max_pool3d_gradient,
+    sum_pool3d,
+    sum_pool3d_gradient,
+)
+from mlxsparse.testing.oracle.relation import (
+    Pair,
+    conv_pairs,
+    conv_transpose_pairs,
+    generative_support,
+    parent_support,
+    subm_padding,
+    taps,
+    touched_support,
+)
+from mlxsparse.testing.oracle.sets import add, cat, coalesce, dense, from_dense
+from mlxsparse.testing.oracle.voxel import devoxelize_nearest, devoxelize_trilinear, voxelize
+
+__all__ = [
+    "Pair",
+    "add",
+    "avg_pool3d",
+    "avg_pool3d_gradient",
+    "batch_norm",
+    "cat",
+    "coalesce",
+    "conv3d",
+    "conv_gradients",
+    "conv_pairs",
+    "conv_transpose3d",
+    "conv_transpose_gradients",
+    "conv_transpose_pairs",
+    "dense",
+    "dense_conv3d",
+    "devoxelize_nearest",
+    "devoxelize_trilinear",
+    "from_dense",
+    "generative_conv_transpose3d",
+    "generative_support",
+    "global_avg_pool",
+    "global_max_pool",
+    "global_sum_pool",
+    "max_pool3d",
+    "max_pool3d_gradient",
+    "parent_support",
+    "subm_conv3d",
+    "subm_padding",
+    "sum_pool3d",
+    "sum_pool3d_gradient",
+    "taps",
+    "touched_support",
+    "voxelize",
+]

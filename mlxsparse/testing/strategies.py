@@ -1,0 +1,205 @@
+"""Hypothesis strategies for sparse inputs: coordinate sets, features, convolution geometries, capacities.
+
+Everything drawn is NumPy: coordinates int32 (N, 4) = (batch, x, y, z) without duplicates, in arbitrary row
+order; features float32 (N, C). Needs the `testing` extra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+from hypothesis import strategies as st
+
+from mlxsparse.errors import ShapeError
+
+__all__ = [
+    "ConvGeometry",
+    "Sites",
+    "capacities",
+    "conv_geometries",
+    "coordinate_sets",
+    "features",
+    "padded",
+    "permutations",
+    "sites",
+]
+
+Array = np.ndarray[Any, Any]
+Draw = st.DrawFn
+Axes = tuple[int, int, int]
+
+LIMIT = 2**30  # |x| < LIMIT is what the library accepts
+MARGIN = 64  # how far a kernel may reach past a far corner and stay within it
+
+
+def _array(found: Sequence[tuple[int, ...]]) -> Array:
+    return np.array(found, dtype=np.int32).reshape(-1, 4)
+
+
+def _scattered(max_sites: int, batches: st.SearchStrategy[int], span: int) -> st.SearchStrategy[Array]:
+    axis = st.integers(-span, span)
+    return st.lists(st.tuples(batches, axis, axis, axis), max_size=max_sites, unique=True).map(_array)
+
+
+def _single(batches: st.SearchStrategy[int], span: int) -> st.SearchStrategy[Array]:
+    axis = st.integers(-span, span)
+    return st.tuples(batches, axis, axis, axis).map(lambda site: _array([site]))
+
+
+@st.composite
+def _blocks(draw: Draw, max_sites: int, batches: st.SearchStrategy[int], span: int) -> Array:
+    """A dense box with its rows shuffled, so that every tap of a small kernel is met."""
+    batch, low = draw(batches), [draw(st.integers(-span, span)) for _ in range(3)]
+    size = [draw(st.integers(1, 3)) for _ in range(3)]
+    box = [(batch, *(low[a] + at[a] for a in range(3))) for at in product(*map(range, size))]
+    return _array(draw(st.permutations(box))[:max_sites])
+
+
+@st.composite
+def _far(draw: Draw, max_sites: int, batches: st.SearchStrategy[int], span: int) -> Array:
+    """Clusters near several corners of the representable range at once: nothing may wrap or alias."""
+    near = draw(_scattered(max_sites, batches, min(span, 3)))
+    edge = LIMIT - MARGIN
+    corners = draw(st.lists(st.tuples(*[st.sampled_from([-edge, 0, edge])] * 3), min_size=1, max_size=3))
+    moved = near.copy()
+    for row in range(len(moved)):
+        moved[row, 1:] += np.array(corners[row % len(corners)], dtype=np.int32)
+    return moved[np.sort(np.unique(moved, axis=0, return_index=True)[1])]
+
+
+def coordinate_sets(
+    max_sites: int = 20, batch_size: int = 3, span: int = 5, far: bool = True, min_sites: int = 0
+) -> st.SearchStrategy[Array]:
+    """Coordinate sets: none, one, scattered, dense blocks, far corners; batches interleaved, some left empty.
+
+    Args:
+        max_sites: largest number of rows.
+        batch_size: batch indices are below it; a set may leave any of them out.
+        span: coordinates lie in [-span, span], except at far corners.
+        far: whether to draw sets near +-(2^30 - 64).
+        min_sites: smallest number of rows.
+    """
+    batches = st.integers(0, batch_size - 1)
+    families = [
+        _scattered(max_sites, batches, span),
+        _blocks(max_sites, batches, span),
+        _single(batches, span),
+    ]
+    if far:
+        families.append(_far(max_sites, batches, span))
+    return st.one_of(families).filter(lambda coords: len(coords) >= min_sites)
+
+
+@st.composite
+def features(draw: Draw, rows: int, channels: int, integers: bool = True) -> Array:
+    """float32 (rows, channels): small integers, whose sums are exact, or standard normal values."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**16 - 1)))
+    if integers:
+        return rng.integers(-4, 5, size=(rows, channels)).astype(np.float32)
+    return rng.standard_normal((rows, channels)).astype(np.float32)
+
+
+class Sites(NamedTuple):
+    """Coordinates (N, 4) and features (N, C) of one drawn input."""
+
+    coords: Array
+    feats: Array
+
+
+@st.composite
+def sites(
+    draw: Draw,
+    channels: int | None = None,
+    integers: bool = True,
+    max_sites: int = 20,
+    batch_size: int = 3,
+    span: int = 5,
+    far: bool = True,
+    min_sites: int = 0,
+) -> Sites:
+    """A coordinate set with features of `channels` channels (1 to 4 if None)."""
+    coords = draw(coordinate_sets(max_sites, batch_size, span, far, min_sites))
+    width = draw(st.integers(1, 4)) if channels is None else channels
+    return Sites(coords, draw(features(len(coords), width, integers)))
+
+
+@dataclass(frozen=True)
+class ConvGeometry:
+    """Per-axis geometry and channel counts of one convolution."""
+
+    kernel_size: Axes
+    stride: Axes
+    padding: Axes
+    dilation: Axes
+    groups: int
+    in_channels: int
+    out_channels: int
+
+    @property
+    def weight_shape(self) -> tuple[int, int, int, int, int]:
+        """(Co, Kx, Ky, Kz, Ci / groups)."""
+        return (self.out_channels, *self.kernel_size, self.in_channels // self.groups)
+
+    @property
+    def where(self) -> dict[str, Axes]:
+        """stride, padding and dilation as keyword arguments."""
+        return {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
+
+    def weight(self, seed: int, integers: bool = True) -> Array:
+        """A float32 weight: small integers, or normal values."""
+        rng = np.random.default_rng(seed)
+        if integers:
+            return rng.integers(-3, 4, size=self.weight_shape).astype(np.float32)
+        return rng.standard_normal(self.weight_shape).astype(np.float32)
+
+    def bias(self, seed: int) -> Array:
+        """A float32 bias (Co,) of small integers."""
+        return np.random.default_rng(seed + 1).integers(-3, 4, size=self.out_channels).astype(np.float32)
+
+
+@st.composite
+def conv_geometries(
+    draw: Draw, max_kernel: int = 3, max_stride: int = 3, max_padding: int = 2, max_dilation: int = 2
+) -> ConvGeometry:
+    """Geometries that differ per axis, even and odd kernels; groups of 1, several, or depthwise."""
+
+    def axes(low: int, high: int) -> Axes:
+        axis = st.integers(low, high)
+        same = axis.map(lambda value: (value, value, value))
+        return draw(st.one_of(same, st.tuples(axis, axis, axis)))
+
+    groups = draw(st.sampled_from([1, 1, 2, 3]))
+    per_group = draw(st.integers(1, 3)) if groups == 1 else draw(st.integers(1, 2))
+    return ConvGeometry(
+        kernel_size=axes(1, max_kernel),
+        stride=axes(1, max_stride),
+        padding=axes(0, max_padding),
+        dilation=axes(1, max_dilation),
+        groups=groups,
+        in_channels=groups * per_group,
+        out_channels=groups * draw(st.integers(1, 2)),
+    )
+
+
+def permutations(rows: int) -> st.SearchStrategy[Array]:
+    """A row order of `rows` rows."""
+    return st.permutations(range(rows)).map(lambda order: np.array(order, dtype=np.int64))
+
+
+def capacities(rows: int, extra: int = 9) -> st.SearchStrategy[int]:
+    """A capacity of at least `rows` and at most `rows + extra`."""
+    return st.integers(rows, rows + extra)
+
+
+def padded(coords: Array, feats: Array, capacity: int, fill: float = 0.0) -> Sites:
+    """The rows followed by padding up to `capacity`: coordinates (-1, 0, 0, 0), features `fill`."""
+    extra = capacity - len(coords)
+    if extra < 0:
+        raise ShapeError(f"capacity={capacity} is below the {len(coords)} rows of coords")
+    rows = np.tile(np.array([[-1, 0, 0, 0]], dtype=np.int32), (extra, 1))
+    rest = np.full((extra, feats.shape[1]), fill, dtype=feats.dtype)
+    return Sites(np.concatenate([coords, rows]), np.concatenate([feats, rest]))

@@ -1,0 +1,230 @@
+"""SparseTensor: construction and its errors, the tuple that MLX sees, identity, arithmetic, padding."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import mlx.core as mx
+import mlx.nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten, tree_map
+
+import mlxsparse as ms
+from mlxsparse.errors import (
+    CapacityError,
+    CoordinateRangeError,
+    DTypeError,
+    DuplicateCoordinatesError,
+    IdentityError,
+    MLXSparseError,
+    ShapeError,
+)
+
+pytestmark = pytest.mark.usefixtures("device")
+
+SITES = [[0, 3, 0, 1], [2, -1, 5, 0], [0, 0, 0, 0], [2, -1, 5, 1]]
+
+
+def tensor(sites=SITES, channels=2, **kwargs):
+    feats = mx.arange(len(sites) * channels, dtype=mx.float32).reshape(len(sites), channels) + 1
+    return ms.SparseTensor(mx.array(sites, mx.int32).reshape(-1, 4), feats, **kwargs)
+
+
+def test_attributes():
+    x = tensor(stride=(1, 2, 4), spatial_shape=None)
+    assert (x.capacity, x.num_active, x.num_channels, x.dtype) == (4, 4, 2, mx.float32)
+    assert (x.stride, x.batch_size, x.spatial_shape) == ((1, 2, 4), 3, None)
+    assert x.batch_counts.tolist() == [2, 0, 2]
+    assert x.active_rows.item() == 4
+    assert [rows.tolist() for rows in map(x.batch_rows, range(3))] == [[0, 2], [], [1, 3]]
+    assert [c.tolist() for c in x.decomposed_coordinates] == [
+        [[3, 0, 1], [0, 0, 0]],
+        [],
+        [[-1, 5, 0], [-1, 5, 1]],
+    ]
+    assert [f.shape for f in x.decomposed_features] == [(2, 2), (0, 2), (2, 2)]
+    assert "active=4" in repr(x) and "stride=(1, 2, 4)" in repr(x)
+
+
+def test_empty():
+    x = tensor([], batch_size=2)
+    assert (x.capacity, x.batch_size, x.batch_counts.tolist()) == (0, 2, [0, 0])
+    assert tensor([]).batch_size == 0
+
+
+@pytest.mark.parametrize(
+    ("sites", "kwargs", "error", "words"),
+    [
+        ([[0, 0, 0]], {}, ShapeError, "batch column"),
+        ([[-1, 0, 0, 0]], {}, CoordinateRangeError, "negative batch"),
+        ([[0, 2**30, 0, 0]], {}, CoordinateRangeError, "2\\*\\*30"),
+        ([[0, 0, 0, -(2**30)]], {}, CoordinateRangeError, "2\\*\\*30"),
+        ([[3, 0, 0, 0]], {"batch_size": 3}, CoordinateRangeError, "batch_size=3"),
+        ([[0, 0, 0, 5]], {"spatial_shape": 5}, CoordinateRangeError, "spatial_shape"),
+        ([[0, 0, -1, 0]], {"spatial_shape": (9, 9, 9)}, CoordinateRangeError, "spatial_shape"),
+        ([[0, 1, 2, 3], [0, 0, 0, 0], [0, 1, 2, 3]], {}, DuplicateCoordinatesError, "rows 0 and 2.*coalesce"),
+        ([[0, 0, 0, 0]], {"stride": 0}, ShapeError, "stride"),
+        ([[0, 0, 0, 0]], {"stride": (1, 2)}, ShapeError, "stride"),
+        ([[0, 0, 0, 0]], {"active_rows": 2}, ShapeError, "active_rows"),
+        ([[0, 0, 0, 0]], {"batch_counts": mx.array([2])}, ShapeError, "batch_counts"),
+    ],
+)
+def test_bad_coordinates(sites, kwargs, error, words):
+    coords = mx.array(sites, mx.int32)
+    with pytest.raises(error, match=words):
+        ms.SparseTensor(coords, mx.zeros((len(sites), 1)), **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("coords", "feats", "error"),
+    [
+        (mx.zeros((2, 4)), mx.zeros((2, 1)), DTypeError),
+        (np.zeros((1, 4), np.int64), mx.zeros((1, 1)), DTypeError),
+        (mx.zeros((4,), mx.int32), mx.zeros((4, 1)), ShapeError),
+        (mx.zeros((1, 4), mx.int32), mx.zeros((2, 1)), ShapeError),
+        (mx.zeros((1, 4), mx.int32), mx.zeros((1,)), ShapeError),
+        (mx.zeros((1, 4), mx.int32), mx.zeros((1, 1), mx.int32), DTypeError),
+        (mx.zeros((1, 4), mx.int32), np.zeros((1, 1)), DTypeError),
+        (mx.zeros((1, 4), mx.int32), None, DTypeError),
+        ([[0, 0, 0, 0]], mx.zeros((1, 1)), DTypeError),
+        ([[0, 0, 0, 0]], None, ShapeError),
+    ],
+)
+def test_bad_arrays(coords, feats, error):
+    with pytest.raises(error):
+        ms.SparseTensor(coords, feats)
+
+
+def test_every_error_is_a_value_error_of_ours():
+    for name in vars(ms.errors):
+        kind = getattr(ms.errors, name)
+        if isinstance(kind, type):
+            assert issubclass(kind, MLXSparseError) and issubclass(kind, ValueError)
+
+
+def test_a_callers_later_edit_changes_nothing():
+    coords = mx.array(SITES, mx.int32)
+    x = ms.SparseTensor(coords, mx.zeros((4, 1)))
+    coords[0] = 77
+    assert x.coords.tolist() == SITES
+
+
+def test_it_is_not_a_sequence():
+    x = tensor()
+    for use in (len, lambda x: x[0], lambda x: 1 in x, bool, lambda x: x + (1,), lambda x: x < x):
+        with pytest.raises((TypeError, DTypeError)):
+            use(x)
+    for name in ("coords", "feats", "stride", "key"):
+        with pytest.raises(AttributeError):
+            setattr(x, name, None)
+    assert x == x and x != tensor() and len({x, x, tensor()}) == 2
+
+
+@pytest.mark.parametrize("use", [lambda x: x @ mx.zeros((2, 2)), lambda x: x.shape, lambda x: mlx.nn.BatchNorm(2)(x)])
+def test_array_uses_name_the_right_layer(use):
+    with pytest.raises((TypeError, AttributeError), match="mlxsparse.nn"):
+        use(tensor())
+
+
+def test_key_is_identity_not_value():
+    a, b = tensor(), tensor()
+    assert a.key is not b.key
+    assert a.replace(a.feats * 2).key is a.key and a.astype(mx.float16).key is a.key
+    assert ms.SparseTensor(a.coords, b.feats, key=a.key).key is a.key
+    with pytest.raises(IdentityError):
+        ms.SparseTensor(b.coords, b.feats, key=a.key)
+    with pytest.raises(IdentityError, match="ops.add"):
+        a + b
+
+
+def test_arithmetic():
+    a = tensor()
+    b = a.replace(a.feats * 10)
+    values = np.array(a.feats)
+    for result, want in (
+        (a + b, values * 11),
+        (b - a, values * 9),
+        (a * b, values * values * 10),
+        (b / a, np.full_like(values, 10)),
+        (2 * a + 1, 2 * values + 1),
+        (1 - a, 1 - values),
+        (1 / a, 1 / values),
+        (-a, -values),
+        (a * mx.array(3.0), 3 * values),
+        (ms.ops.maximum(a, b), values * 10),
+    ):
+        assert result.key is a.key
+        np.testing.assert_allclose(np.array(result.feats), want, rtol=1e-6)
+    with pytest.raises(DTypeError):
+        a + mx.ones((4, 2))
+
+
+def test_padding_is_never_seen():
+    coords = mx.concatenate([mx.array(SITES, mx.int32), mx.array([[0, 3, 0, 1], [9, 9, 9, 9]], mx.int32)])
+    feats = mx.concatenate([mx.ones((4, 2)), mx.full((2, 2), float("nan"))])
+    x = ms.SparseTensor(coords, feats, active_rows=4)
+    assert x.num_active == 4 and x.capacity == 6 and x.batch_counts.tolist() == [2, 0, 2]
+    assert x.coords[4:].tolist() == [[-1, 0, 0, 0]] * 2 and x.feats[4:].tolist() == [[0, 0]] * 2
+    assert (1 / x).feats[4:].tolist() == [[0, 0]] * 2
+    assert x.compact().capacity == 4 and x.compact().coords.tolist() == SITES
+
+
+def test_capacity():
+    x = tensor()
+    wide = x.with_capacity(7)
+    assert (wide.capacity, wide.num_active) == (7, 4) and wide.feats[4:].sum().item() == 0
+    assert wide.compact().feats.tolist() == x.feats.tolist()
+    with pytest.raises(CapacityError, match="4 active rows"):
+        x.with_capacity(3)
+    w = mx.ones((1, 2, 2, 2, 2))
+    assert ms.ops.conv3d(wide, w, stride=2).capacity == 7
+    with pytest.raises(CapacityError, match="capacity="):
+        ms.ops.conv3d(wide, mx.ones((1, 3, 3, 3, 2)))
+    with pytest.raises(CapacityError, match="too small"):
+        ms.ops.conv3d(wide, mx.ones((1, 3, 3, 3, 2)), capacity=5)
+    assert ms.ops.conv3d(wide, mx.ones((1, 3, 3, 3, 2)), capacity=200).capacity == 200
+
+
+def test_tree_functions_rebuild_it():
+    x = tensor()
+    y = tree_map(lambda leaf: leaf * 2 if isinstance(leaf, mx.array) and leaf.dtype == mx.float32 else leaf, x)
+    assert isinstance(y, ms.SparseTensor) and y.feats.tolist() == (x.feats * 2).tolist()
+    assert y.stride == x.stride and y.batch_size == 3
+    assert y.key is not x.key
+    assert len(tree_flatten(x)) >= 5
+    mx.eval(x, y)
+    mx.async_eval([x, {"y": y}])
+    with pytest.raises(ShapeError, match="leaves"):
+        ms.SparseTensor([x.coords, x.feats])
+
+
+def test_rebuilt_tensors_share_what_is_known_of_their_buffer():
+    x = tensor()
+    w = mx.ones((1, 3, 3, 3, 2))
+    ms.ops.subm_conv3d(x, w)
+    built = x.manager.stats()["maps_built"]
+    y = tree_map(lambda leaf: leaf, x)
+    ms.ops.subm_conv3d(y, w)
+    assert x.manager.stats()["maps_built"] == built
+    # Other coordinates are another buffer, and a slice of ours is not ours.
+    z = tree_map(lambda leaf: leaf + 0 if isinstance(leaf, mx.array) else leaf, x)
+    ms.ops.subm_conv3d(z, w)
+    assert x.manager.stats()["maps_built"] == built + 1
+
+
+def test_rebuilt_duplicates_are_found():
+    x = tensor()
+    leaves = list(x)
+    leaves[0] = mx.zeros((4, 4), mx.int32)
+    with pytest.raises(DuplicateCoordinatesError):
+        ms.SparseTensor(leaves).key
+
+
+def test_copy_and_pickle():
+    x = tensor(stride=2)
+    for y in (copy.copy(x), copy.deepcopy(x), pickle.loads(pickle.dumps(x))):
+        assert isinstance(y, ms.SparseTensor)
+        assert y.feats.tolist() == x.feats.tolist() and y.coords.tolist() == SITES and y.stride == (2, 2, 2)
+    assert copy.copy(x).key is x.key and copy.deepcopy(x).key is not x.key

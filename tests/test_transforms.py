@@ -1,0 +1,193 @@
+"""SparseTensor under mx.eval, mx.compile, mx.checkpoint, value_and_grad: right gradients, clear errors."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn
+import numpy as np
+import pytest
+
+import mlxsparse as ms
+from mlxsparse.errors import IdentityError, TracedOnHostError, TransformError
+
+pytestmark = pytest.mark.usefixtures("device")
+
+
+@pytest.fixture
+def x():
+    rng = np.random.default_rng(3)
+    sites = np.unique(rng.integers(-4, 4, (60, 4)) % [[2, 9, 9, 9]], axis=0).astype(np.int32)
+    return ms.SparseTensor(mx.array(sites), mx.array(rng.normal(size=(len(sites), 4)).astype(np.float32)))
+
+
+def weight(co, k, ci, seed=0):
+    return mx.array(np.random.default_rng(seed).normal(size=(co, k, k, k, ci)).astype(np.float32)) / 5
+
+
+class Block(mlx.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = ms.nn.SubmConv3d(4, 4)
+        self.norm = ms.nn.BatchNorm(4)
+        self.act = ms.nn.ReLU()
+
+    def __call__(self, x):
+        return self.act(self.norm(self.conv(x)))
+
+
+def same(a, b):
+    np.testing.assert_allclose(np.array(a), np.array(b), rtol=1e-5, atol=1e-6)
+
+
+def test_compile_takes_and_returns_it(x):
+    double = mx.compile(lambda x: x.replace(x.feats * 2))
+    for _ in range(2):
+        y = double(x)
+        assert isinstance(y, ms.SparseTensor) and y.stride == x.stride
+        same(y.feats, x.feats * 2)
+    inside = mx.compile(lambda a: ms.SparseTensor(a["x"].coords, a["x"].feats + 1, batch_size=2))
+    y = inside({"x": x})
+    same(y.feats, x.feats + 1)
+    assert y.batch_counts.tolist() == x.batch_counts.tolist()
+    # The rebuilt tensor is usable, with an identity of its own.
+    same(ms.ops.subm_conv3d(y, weight(2, 3, 4)).feats, ms.ops.subm_conv3d(x + 1, weight(2, 3, 4)).feats)
+    with pytest.raises(TracedOnHostError, match="batch_size"):
+        mx.compile(lambda c, f: ms.SparseTensor(c, f))(x.coords, x.feats)
+
+
+def test_gradient_through_compile(x):
+    compiled = mx.compile(lambda x: x.replace(x.feats.square()))
+    gradient = mx.grad(lambda f: compiled(x.replace(f)).feats.sum())(x.feats)
+    same(gradient, 2 * x.feats)
+
+
+def test_operators_refuse_a_trace_on_the_host(x):
+    w = weight(2, 3, 4)
+    for function in (
+        lambda f: ms.ops.subm_conv3d(x.replace(f), w).feats,
+        lambda f: ms.ops.max_pool3d(x.replace(f), 2).feats,
+        lambda f: ms.ops.global_avg_pool(x.replace(f)),
+        lambda f: ms.ops.dense(x.replace(f)),
+    ):
+        with pytest.raises(TracedOnHostError, match="mlxsparse.compile"):
+            mx.compile(function)(x.feats)
+    with pytest.raises(TracedOnHostError):
+        mx.compile(lambda x: ms.ops.subm_conv3d(x, w))(x)
+
+
+def test_mlxsparse_compile_runs_and_says_so(x, capfd, monkeypatch):
+    monkeypatch.setenv("MLXSPARSE_TRACE", "1")
+    w = weight(4, 3, 4)
+
+    @ms.compile
+    def step(x):
+        return ms.ops.subm_conv3d(x, w) + x
+
+    y = step(x)
+    assert y.key is x.key
+    assert "step runs eagerly on the CPU device" in capfd.readouterr().err
+
+
+def test_plain_checkpoint_gradients_and_lost_identity(x):
+    w = weight(4, 3, 4)
+
+    def block(x, w):
+        return ms.ops.subm_conv3d(x, w) + x
+
+    def loss(function, f, w):
+        return function(x.replace(f), w).feats.square().sum()
+
+    plain = mx.grad(lambda f, w: loss(block, f, w), argnums=(0, 1))(x.feats, w)
+    saved = mx.grad(lambda f, w: loss(mx.checkpoint(block), f, w), argnums=(0, 1))(x.feats, w)
+    for a, b in zip(plain, saved):
+        same(a, b)
+    with pytest.raises(IdentityError, match="mlxsparse.checkpoint"):
+        mx.checkpoint(block)(x, w) + x
+    y = mx.checkpoint(block)(x, w)
+    assert y.key is not x.key
+    with pytest.raises(IdentityError, match="mlxsparse.checkpoint"):
+        x + y
+
+
+def test_checkpoint_keeps_identity_and_gradients(x):
+    w, v = weight(6, 2, 4), weight(4, 2, 6)
+
+    def block(x, w, v):
+        down = ms.ops.conv3d(x, w, stride=2)
+        return {"up": ms.ops.conv_transpose3d(down, v, stride=2), "down": [down]}
+
+    def loss(function, f, w, v):
+        a = x.replace(f)
+        result = function(a, w, v)
+        assert result["up"].key is x.key
+        return (result["up"] + a).feats.square().sum() + result["down"][0].feats.sum()
+
+    for wrap in (lambda f: f, ms.checkpoint):
+        value, gradients = mx.value_and_grad(lambda *a: loss(wrap(block), *a), argnums=(0, 1, 2))(x.feats, w, v)
+        if wrap is not ms.checkpoint:
+            expected, wanted = value, gradients
+    same(value, expected)
+    for a, b in zip(gradients, wanted):
+        same(a, b)
+
+
+def test_checkpoint_of_a_module_gives_its_parameters_gradients(x):
+    block = Block()
+    mx.eval(block.parameters())
+
+    def loss(block, wrap):
+        return (wrap(block)(x) + x).feats.square().sum()
+
+    _, plain = mlx.nn.value_and_grad(block, loss)(block, lambda m: m)
+    _, saved = mlx.nn.value_and_grad(block, loss)(block, ms.checkpoint)
+    same(plain["conv"]["weight"], saved["conv"]["weight"])
+    same(plain["norm"]["weight"], saved["norm"]["weight"])
+    assert mx.abs(saved["conv"]["weight"]).sum().item() > 0
+
+
+def test_value_and_grad_takes_it_as_an_argument(x):
+    block = Block()
+
+    def loss(block, x):
+        y = block(x)
+        down = ms.ops.conv3d(y, weight(4, 2, 4), stride=2)
+        return ms.ops.cat([ms.ops.conv_transpose3d(down, weight(4, 2, 4), stride=2), y + x]).feats.square().mean()
+
+    step = mlx.nn.value_and_grad(block, loss)
+    step(block, x)
+    built = x.manager.stats()
+    value, _ = step(block, x)
+    after = x.manager.stats()
+    assert (after["maps_built"], after["coordinates_built"]) == (built["maps_built"], built["coordinates_built"])
+    same(value, loss(block, x))
+
+
+@pytest.mark.parametrize("name", ["jvp in feats", "jvp in weights", "second", "mixed second"])
+def test_other_transformations_are_refused(x, name):
+    w = weight(2, 3, 4)
+
+    def value(f, w):
+        return ms.ops.subm_conv3d(x.replace(f), w).feats.square().sum()
+
+    with pytest.raises(TransformError, match="convolution"):
+        if name == "jvp in feats":
+            mx.jvp(lambda f: value(f, w), (x.feats,), (x.feats,))
+        elif name == "jvp in weights":
+            mx.jvp(lambda w: value(x.feats, w), (w,), (w,))
+        elif name == "second":
+            mx.grad(lambda f: mx.grad(lambda f: value(f, w))(f).sum())(x.feats)
+        else:
+            mx.grad(lambda w: mx.grad(lambda f: value(f, w))(x.feats).sum())(w)
+
+
+def test_only_the_wanted_gradient_is_computed(x, monkeypatch):
+    from mlxsparse.engine import gather_gemm
+
+    calls = []
+    gradient = gather_gemm._weight_gradient
+    monkeypatch.setattr(gather_gemm, "_weight_gradient", lambda *a: calls.append("w") or gradient(*a))
+    w = weight(2, 3, 4)
+    mx.grad(lambda f: ms.ops.subm_conv3d(x.replace(f), w).feats.sum())(x.feats)
+    assert calls == []
+    mx.grad(lambda w: ms.ops.subm_conv3d(x, w).feats.sum())(w)
+    assert calls == ["w"]
