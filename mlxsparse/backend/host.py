@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import glob
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from ..errors import TracedOnHostError
 
+SMALL = 1 << 16  # bytes
 _DTYPES = {
     mx.float32: np.float32,
     mx.float16: np.float16,
@@ -52,8 +54,12 @@ def view32(a: mx.array) -> np.ndarray:
 
 def empty(shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[mx.array, np.ndarray]:
     """An uninitialised MLX array and a writable NumPy view of its memory."""
-    a = mx.empty(shape, dtype)
-    mx.eval(a)
+    if math.prod(shape) * dtype.size < SMALL:
+        # Copying a few bytes is cheaper than the wait for an evaluation.
+        a = mx.array(np.empty(shape, _DTYPES[dtype]))
+    else:
+        a = mx.empty(shape, dtype)
+        mx.eval(a)
     return a, np.asarray(a)
 
 
@@ -140,26 +146,47 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_drop_pool_after_fork)
 
 
-def parallel(work: Callable[[int], Any], tasks: int | Iterable[int], *, blas: bool = False) -> None:
+def parallel(work: Callable[[int], Any], tasks: int | Iterable[int], *, blas: bool = False, small: bool = False) -> None:
     """Run ``work(task)`` for every task on the host threads; NumPy only inside `work`.
 
-    Tasks write to disjoint memory, so results do not depend on the number of threads. `blas`: the
-    tasks call BLAS, which then runs one thread each. The first exception is raised.
+    Tasks write to disjoint memory and `blas` tasks (which call BLAS) see one BLAS thread each, so
+    results do not depend on the number of threads. `small`: not worth waking a thread for. The
+    first exception is raised, once every thread has stopped.
     """
     items = list(range(tasks) if isinstance(tasks, int) else tasks)
-    workers = min(num_threads(), len(items))
-    if workers <= 1:
-        for task in items:
-            work(task)
-        return
-    global _pool
-    with _pool_lock:
-        if _pool is None or _pool._max_workers < workers:
-            _pool = ThreadPoolExecutor(num_threads(), thread_name_prefix="mlxsparse")
-        pool = _pool
+    workers = 1 if small else min(num_threads(), len(items))
     control: AbstractContextManager[Any] = nullcontext()
     if blas and _get_blas().set is not None:
         control = _get_blas().one_thread()
+    if workers <= 1:
+        with control:
+            for task in items:
+                work(task)
+        return
+    queue = iter(items)
+    guard = threading.Lock()
+
+    def drain() -> None:
+        while True:
+            with guard:
+                task = next(queue, None)
+            if task is None:
+                return
+            work(task)
+
     with control:
-        for future in [pool.submit(work, task) for task in items]:
-            future.result()
+        helpers = [_get_pool().submit(drain) for _ in range(workers - 1)]
+        try:
+            drain()
+        finally:
+            wait(helpers)
+        for helper in helpers:
+            helper.result()
+
+
+def _get_pool() -> ThreadPoolExecutor:
+    global _pool
+    with _pool_lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(max(1, num_threads() - 1), thread_name_prefix="mlxsparse")
+        return _pool

@@ -10,7 +10,10 @@ import numpy as np
 
 from ..backend import executor
 from ..backend.autodiff import differentiable
-from ..backend.host import empty, view32
+from ..backend.host import empty, parallel, view32
+
+CHUNK = 8192  # rows of one product
+SMALL_WORK = 1 << 22  # multiply-adds that one thread does in about the time of waking another
 
 
 def linear(x: mx.array, weight: mx.array, bias: mx.array | None, count: int) -> mx.array:
@@ -23,7 +26,7 @@ def linear(x: mx.array, weight: mx.array, bias: mx.array | None, count: int) -> 
 
     def forward(x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         out, y = empty((x.shape[0], w.shape[0]), mx.float32)
-        np.matmul(view32(x)[:count], view32(w).T, out=y[:count])
+        _rows_times(view32(x), view32(w).T, y, count)
         if b:
             y[:count] += view32(b[0])
         y[count:] = 0
@@ -31,13 +34,13 @@ def linear(x: mx.array, weight: mx.array, bias: mx.array | None, count: int) -> 
 
     def input_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         out, dx = empty(tuple(x.shape), mx.float32)
-        np.matmul(view32(ct)[:count], view32(w), out=dx[:count])
+        _rows_times(view32(ct), view32(w), dx, count)
         dx[count:] = 0
         return out.astype(dtype)
 
     def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         out, dw = empty(tuple(w.shape), mx.float32)
-        np.matmul(view32(ct)[:count].T, view32(x)[:count], out=dw)
+        dw[:] = _outer_sum(view32(ct), view32(x), count)
         return out.astype(w.dtype)
 
     def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
@@ -50,3 +53,27 @@ def linear(x: mx.array, weight: mx.array, bias: mx.array | None, count: int) -> 
     return differentiable(
         "linear", forward, (input_gradient, weight_gradient, bias_gradient), x, weight, bias
     )
+
+
+def _rows_times(a: np.ndarray, w: np.ndarray, out: np.ndarray, count: int) -> None:
+    """out[:count] = a[:count] @ w, chunk by chunk."""
+
+    def work(i: int) -> None:
+        rows = slice(i * CHUNK, min((i + 1) * CHUNK, count))
+        np.matmul(a[rows], w, out=out[rows])
+
+    parallel(work, -(-count // CHUNK), blas=True, small=count * w.size < SMALL_WORK)
+
+
+def _outer_sum(a: np.ndarray, b: np.ndarray, count: int) -> np.ndarray:
+    """a[:count].T @ b[:count]: sums of fixed chunks, added in order."""
+    chunks = -(-count // CHUNK)
+    partial = np.zeros((max(chunks, 1), a.shape[1], b.shape[1]), np.float32)
+
+    def work(i: int) -> None:
+        rows = slice(i * CHUNK, min((i + 1) * CHUNK, count))
+        np.matmul(a[rows].T, b[rows], out=partial[i])
+
+    parallel(work, chunks, blas=True, small=count * a.shape[1] * b.shape[1] < SMALL_WORK)
+    total: np.ndarray = partial.sum(axis=0)
+    return total

@@ -19,6 +19,7 @@ from .neighbors import TapPairs
 
 BLOCK = 2048  # output rows of one block
 CHUNK = 4096  # pairs of one weight-gradient product
+SMALL_WORK = 1 << 22  # multiply-adds that one thread does in about the time of waking another
 
 
 def convolve(
@@ -111,7 +112,7 @@ def for_each_block(
             parts.append((t, pairs.in_rank[lo:hi], target))
         work(first, last, parts)
 
-    parallel(block, len(edges) - 1, blas=blas)
+    parallel(block, len(edges) - 1, blas=blas)  # one block runs on the calling thread
 
 
 def gather(source: np.ndarray, ranks: np.ndarray, buffer: np.ndarray) -> np.ndarray:
@@ -176,5 +177,6 @@ def _weight_gradient(x: np.ndarray, ct: np.ndarray, pairs: TapPairs, groups: int
         dw[:, tap] = total.reshape(groups * co, ci)
 
     # Largest taps first, so that threads end together.
-    parallel(work, np.argsort(-np.diff(pairs.tap_ptr), kind="stable").tolist(), blas=True)
+    small = len(pairs.in_rank) * x.shape[1] * ct.shape[1] < SMALL_WORK
+    parallel(work, np.argsort(-np.diff(pairs.tap_ptr), kind="stable").tolist(), blas=True, small=small)
     return out

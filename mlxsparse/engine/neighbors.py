@@ -67,7 +67,7 @@ def tap_pairs(
         pairs = _column_pairs(source, query, slabs[x], y, last, stride, padding, dilation)
         found[column * kz : column * kz + last] = pairs
 
-    parallel(search, columns)
+    parallel(search, columns, small=query.size < 4096)
     if symmetric:
         every = np.arange(query.size, dtype=np.int32)
         found[taps // 2] = (every, every)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mlxsparse.errors import ShapeError
+from ..errors import ShapeError
 
 
 def kernel_axes(kernel_size: int | Sequence[int]) -> tuple[int, int, int]:

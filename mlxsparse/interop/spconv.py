@@ -1,8 +1,8 @@
 """Weights of spconv, to and from the canonical layout (Co, Kx, Ky, Kz, Ci). NumPy in, NumPy out.
 
 spconv 2.x stores KRSC, (Co, K0, K1, K2, Ci); spconv 1.x stores RSCK, (K0, K1, K2, Ci, Co). Taps run over
-the columns of `indices` after the batch, last fastest, without a flip, so axis 0 is what the caller put in that
-column (detection code often has z there). Transposed and inverse convolutions use the same layout.
+the columns of `indices` after the batch, last fastest, without a flip, so axis 0 is what the caller put in
+that column (detection code often has z there). Transposed and inverse convolutions use the same layouts.
 
 The one-tap quirk (spconv#450): where kernel and stride are 1, spconv 2.x multiplies by `weight.view(Ci, Co)`
 though the array is shaped (Co, 1, 1, 1, Ci). The numbers are therefore in the order of the view, and reading
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mlxsparse.errors import ShapeError
-from mlxsparse.interop.layouts import check_canonical, kernel_axes
+from ..errors import ShapeError
+from .layouts import check_canonical, kernel_axes
 
 LAYOUTS = ("KRSC", "RSCK")
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from mlxsparse.errors import CheckpointError
-from mlxsparse.interop.restricted_pickle import run_pickle
+from ..errors import CheckpointError
+from .restricted_pickle import run_pickle
 
 # Element types by torch's names. bfloat16 is read as its 16 bits and widened; NumPy has no such type.
 _ELEMENTS = {"Double": "f8", "Float": "f4", "Half": "f2", "BFloat16": "bf16", "Bool": "b1",

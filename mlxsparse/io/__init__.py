@@ -1,0 +1,6 @@
+"""Point-cloud files: LAS, LAZ, COPC and PCD."""
+
+from .cloud import PointCloud
+from .points import read_points, write_labels
+
+__all__ = ["PointCloud", "read_points", "write_labels"]

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from mlxsparse.errors import PointCloudError
+from ..errors import PointCloudError
 
 #: File-name extensions and the content that each promises.
 EXTENSIONS = {".las": "las", ".laz": "laz", ".pcd": "pcd"}

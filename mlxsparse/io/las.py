@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import copy
 import os
+import struct
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from mlxsparse.errors import PointCloudError
-from mlxsparse.io.cloud import PointCloud, atomic_write, check_labels, optional_library
+from ..errors import PointCloudError
+from .cloud import PointCloud, atomic_write, check_labels, optional_library
 
 _CREATION_DATE_OFFSET = 90  # two uint16: day of year, year
+_VLR_HEADER_BYTES = 54
 _EVLR_HEADER_BYTES = 60
+_COMPRESSED = 0xC0  # the bits of the point format id that LASzip sets
 
 
 def _laspy() -> Any:
@@ -31,8 +35,11 @@ def read_las(path: str | os.PathLike[str]) -> PointCloud:
     path = os.fspath(path)
     try:
         with open(path, "rb") as stream:
+            _check_complete(stream)
             data = laspy.read(stream, closefd=False)
-            _check_complete(data, stream)
+        if len(data.points) != data.header.point_count:
+            raise PointCloudError(f"the header says {data.header.point_count} points, "
+                                  f"{len(data.points)} are there")
         points = np.ascontiguousarray(data.xyz, dtype=np.float64).reshape(-1, 3)
         names = [name for name in data.point_format.dimension_names if name not in ("X", "Y", "Z")]
         fields = {name: np.array(data[name]) for name in names}
@@ -45,21 +52,32 @@ def read_las(path: str | os.PathLike[str]) -> PointCloud:
     return PointCloud(points, fields, source=data, path=path, format=kind)
 
 
-def _check_complete(data: Any, stream: BinaryIO) -> None:
-    """Raise PointCloudError where the file holds less than its header says."""
-    if len(data.points) != data.header.point_count:
-        raise PointCloudError(f"the file ends early: the header says {data.header.point_count} points, "
-                              f"{len(data.points)} are there")
-    if data.header.version.minor < 4 or not data.header.number_of_evlrs:
-        return
+def _check_complete(stream: BinaryIO) -> None:
+    """Raise PointCloudError where the file is shorter than its header says; leaves `stream` at its start.
+
+    laspy would read zero points, drop records, or loop over millions of records that are not there.
+    """
     end = stream.seek(0, os.SEEK_END)
-    position = data.header.start_of_first_evlr
-    for _ in range(data.header.number_of_evlrs):
-        stream.seek(position)
-        head = stream.read(_EVLR_HEADER_BYTES)
-        position += _EVLR_HEADER_BYTES + int.from_bytes(head[20:28], "little")
-        if len(head) < _EVLR_HEADER_BYTES or position > end:
-            raise PointCloudError(f"the file ends early: an extended record reaches past its {end} bytes")
+    stream.seek(0)
+    head = stream.read(375)  # the whole header of version 1.4
+    if len(head) < 227 or len(head) < int.from_bytes(head[94:96], "little"):
+        raise PointCloudError(f"the file ends early: {end} bytes do not hold a LAS header")
+    size, points_at, records, point_format, point_bytes, count = struct.unpack_from("<HIIBHI", head, 94)
+    if points_at > end or size + records * _VLR_HEADER_BYTES > points_at:
+        raise PointCloudError(f"the file ends early or is damaged: the header says {records} records, then "
+                              f"points from byte {points_at}; the file has {end} bytes")
+    if head[25] >= 4:
+        position, extended, count = struct.unpack_from("<QIQ", head, 235)
+        for _ in range(extended):
+            stream.seek(min(position, end))
+            record = stream.read(_EVLR_HEADER_BYTES)
+            position += _EVLR_HEADER_BYTES + int.from_bytes(record[20:28], "little")
+            if len(record) < _EVLR_HEADER_BYTES or position > end:
+                raise PointCloudError(f"the file ends early: a record reaches past its {end} bytes")
+    if not point_format & _COMPRESSED and points_at + count * point_bytes > end:
+        raise PointCloudError(f"the file ends early: {count} points of {point_bytes} bytes from byte "
+                              f"{points_at} do not fit a file of {end} bytes")
+    stream.seek(0)
 
 
 def write_las_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[str], *,
@@ -80,7 +98,8 @@ def write_las_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathL
     _write(data, path, compress, keep_date=source.header.creation_date is not None)
 
 
-def write_las(path: str | os.PathLike[str], points: np.ndarray, fields: dict[str, np.ndarray] | None = None,
+def write_las(path: str | os.PathLike[str], points: np.ndarray,
+              fields: Mapping[str, np.ndarray] | None = None,
               scale: float | tuple[float, float, float] = 0.001,
               offset: tuple[float, float, float] | None = None) -> None:
     """Write a new LAS file (LAZ if `path` ends in .laz), version 1.4, point format 7 with colour, else 6.

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from mlxsparse.errors import PointCloudError
-from mlxsparse.io.cloud import PointCloud, atomic_write, check_labels, optional_library
+from ..errors import PointCloudError
+from .cloud import PointCloud, atomic_write, check_labels, optional_library
 
 _KEYS = set("VERSION FIELDS COLUMNS SIZE TYPE COUNT WIDTH HEIGHT VIEWPOINT POINTS DATA".split())
 _ENCODINGS = ("ascii", "binary", "binary_compressed")
@@ -221,7 +221,11 @@ def _decode_ascii(rows: list[bytes], dtype: np.dtype, count: int, names: list[st
     # The Point Cloud Library writes a packed float colour as the whole number of its bits.
     packed = [name for name, kind in zip(names, types)
               if name in ("rgb", "rgba") and kind == "F4" and dtype[name].shape == ()]
-    parsed = np.dtype([(name, "<f8" if name in packed else dtype[name]) for name in names])
+    # Integers are read wide: NumPy before 2 wraps what a narrow type cannot hold.
+    wide = {"i": "<i8", "u": "<u8"}
+    kinds = {name: "<f8" if name in packed else wide.get(dtype[name].base.kind, dtype[name].base)
+             for name in names}
+    parsed = np.dtype([(name, kinds[name], dtype[name].shape) for name in names])
     try:
         table = np.loadtxt(io.BytesIO(b"\n".join(rows)), dtype=parsed, comments=None, ndmin=1)
     except (ValueError, OverflowError) as error:
@@ -235,6 +239,9 @@ def _decode_ascii(rows: list[bytes], dtype: np.dtype, count: int, names: list[st
             data[name] = bits.view("<f4")
         else:
             data[name] = table[name]
+            if data.dtype[name].base.kind in "iu" and not np.array_equal(data[name], table[name]):
+                raise PointCloudError(f"the ascii rows do not fit the PCD header: field {name!r} holds values "
+                                      f"beyond {data.dtype[name].base}")
     return data
 
 

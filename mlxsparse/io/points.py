@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mlxsparse.errors import PointCloudError
-from mlxsparse.io import las, pcd
-from mlxsparse.io.cloud import EXTENSIONS, PointCloud, check_labels
+from ..errors import PointCloudError
+from . import las, pcd
+from .cloud import EXTENSIONS, PointCloud, check_labels
 
 __all__ = ["PointCloud", "read_points", "sniff_format", "write_labels"]
 

@@ -1,0 +1,59 @@
+"""Weights and configuration of a model in a directory: model.safetensors and config.json."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn import Module
+from mlx.utils import tree_flatten
+
+from ..errors import CheckpointError
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+def save_model(model: Module, config: dict[str, Any], directory: str | os.PathLike[str]) -> None:
+    """Write model.safetensors and config.json; each appears whole or not at all."""
+    folder = Path(directory)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = folder / f".{os.getpid()}.tmp.safetensors"
+        mx.save_safetensors(str(weights), dict(tree_flatten(model.parameters())), {"format": "mlx"})
+        os.replace(weights, folder / WEIGHTS)
+        text = folder / f".{os.getpid()}.tmp.json"
+        text.write_text(json.dumps(config, indent=2) + "\n")
+        os.replace(text, folder / CONFIG)
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"cannot write weights to {os.fspath(directory)!r}: {error}") from error
+
+
+def load_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """config.json of a weights directory, a dict; CheckpointError if missing or malformed."""
+    path = Path(directory) / CONFIG
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{os.fspath(directory)!r} has no {CONFIG}; a directory that `mlxsparse train -o` wrote is needed"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {str(path)!r}: {error}") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{str(path)!r} must hold a JSON object, got {type(config).__name__}")
+    return config
+
+
+def load_weights(model: Module, directory: str | os.PathLike[str]) -> None:
+    """Load model.safetensors into `model`; CheckpointError if a name or shape differs."""
+    path = Path(directory) / WEIGHTS
+    if not path.is_file():
+        raise CheckpointError(f"{os.fspath(directory)!r} has no {WEIGHTS}")
+    try:
+        model.load_weights(str(path), strict=True)
+        mx.eval(model.parameters())
+    except (ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{str(path)!r} does not fit the model of its {CONFIG}: {error}") from error

@@ -1,0 +1,112 @@
+"""MinkUNet: a sparse residual U-Net for semantic segmentation (Choy et al., CVPR 2019).
+
+Encoder levels halve the lattice with a k2 s2 convolution, decoder levels go back with its transpose
+onto the encoder's sites and concatenate its features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mlx.nn import Module
+
+from .. import nn, ops
+from ..errors import CheckpointError
+from ..tensor import SparseTensor
+
+
+@dataclass
+class ModelArgs:
+    """Channels in and classes out; `channels` of the stem and of each encoder level; blocks per level."""
+
+    in_channels: int
+    num_classes: int
+    channels: Sequence[int] = (32, 64, 128, 256)
+    blocks: int = 1
+    stem_kernel: int = 3
+
+    @classmethod
+    def from_dict(cls, config: dict[str, Any]) -> ModelArgs:
+        """From a config.json entry; CheckpointError for a missing, unknown or impossible value."""
+        try:
+            args = cls(**config)
+            numbers = [args.in_channels, args.num_classes, args.blocks, args.stem_kernel, *args.channels]
+            valid = len(args.channels) >= 1 and all(isinstance(n, int) and n >= 1 for n in numbers)
+        except TypeError as error:
+            raise CheckpointError(f"the model entry of config.json does not fit MinkUNet: {error}") from None
+        if not valid:
+            raise CheckpointError(f"the model entry of config.json is not a MinkUNet's: {config}")
+        return args
+
+    def to_dict(self) -> dict[str, Any]:
+        """As config.json holds it."""
+        return {**asdict(self), "channels": list(self.channels)}
+
+
+class ConvNorm(Module):
+    """A convolution without bias, batch normalisation, ReLU."""
+
+    def __init__(self, conv: Module, channels: int):
+        super().__init__()
+        self.conv = conv
+        self.norm = nn.BatchNorm(channels)
+        self.act = nn.ReLU()
+
+    def __call__(self, x: SparseTensor, **kwargs: Any) -> SparseTensor:
+        return self.act(self.norm(self.conv(x, **kwargs)))
+
+
+class ResidualBlock(Module):
+    """Two 3x3x3 submanifold convolutions and a shortcut, projected where channels change."""
+
+    def __init__(self, in_channels: int, out_channels: int):
+        super().__init__()
+        self.first = ConvNorm(nn.SubmConv3d(in_channels, out_channels, bias=False), out_channels)
+        self.conv = nn.SubmConv3d(out_channels, out_channels, bias=False)
+        self.norm = nn.BatchNorm(out_channels)
+        self.act = nn.ReLU()
+        if in_channels != out_channels:
+            self.shortcut = nn.Linear(in_channels, out_channels, bias=False)
+
+    def __call__(self, x: SparseTensor) -> SparseTensor:
+        y = self.norm(self.conv(self.first(x)))
+        return self.act(y + (self.shortcut(x) if "shortcut" in self else x))
+
+
+def residual_blocks(in_channels: int, out_channels: int, count: int) -> nn.Sequential:
+    """`count` residual blocks, the first of which changes the channels."""
+    return nn.Sequential(
+        *(ResidualBlock(in_channels if i == 0 else out_channels, out_channels) for i in range(count))
+    )
+
+
+class MinkUNet(Module):
+    """SparseTensor with `in_channels` in, logits (num_classes channels) on the same sites out."""
+
+    def __init__(self, args: ModelArgs):
+        super().__init__()
+        self.args = args
+        c = list(args.channels)
+        self.stem = nn.Sequential(
+            ConvNorm(nn.SubmConv3d(args.in_channels, c[0], args.stem_kernel, bias=False), c[0]),
+            ConvNorm(nn.SubmConv3d(c[0], c[0], bias=False), c[0]),
+        )
+        levels = list(zip(c, c[1:]))
+        self.down = [ConvNorm(nn.Conv3d(a, a, 2, 2, bias=False), a) for a, _ in levels]
+        self.encoder = [residual_blocks(a, b, args.blocks) for a, b in levels]
+        self.up = [ConvNorm(nn.ConvTranspose3d(b, a, 2, 2, bias=False), a) for a, b in reversed(levels)]
+        self.decoder = [residual_blocks(2 * a, a, args.blocks) for a, _ in reversed(levels)]
+        self.head = nn.Linear(c[0], args.num_classes)
+
+    def __call__(self, x: SparseTensor) -> SparseTensor:
+        x = self.stem(x)
+        skips = []
+        for down, block in zip(self.down, self.encoder):
+            skips.append(x)
+            x = block(down(x))
+        for up, block in zip(self.up, self.decoder):
+            skip = skips.pop()
+            x = block(ops.cat([up(x, out=skip), skip]))
+        return self.head(x)

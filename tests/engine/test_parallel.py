@@ -1,0 +1,74 @@
+"""Host threads: results and errors do not depend on how many there are."""
+
+from __future__ import annotations
+
+import threading
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlxsparse as ms
+from mlxsparse.backend import host
+
+
+@pytest.mark.parametrize("threads", ["1", "2", "5"])
+def test_every_task_runs_once_and_errors_come_back(threads, monkeypatch):
+    monkeypatch.setenv("MLXSPARSE_THREADS", threads)
+    seen = []
+    host.parallel(seen.append, 100)
+    assert sorted(seen) == list(range(100))
+
+    def fail(task):
+        if task == 7:
+            raise KeyError(task)
+
+    with pytest.raises(KeyError):
+        host.parallel(fail, 50, blas=True)
+
+
+def test_blas_threads_are_put_back():
+    blas = host._get_blas()
+    if blas.get is None:
+        pytest.skip("NumPy's BLAS has no thread setting here")
+    before = blas.get()
+    inside = []
+    host.parallel(lambda _: inside.append(blas.get()), [0, 1, 2], blas=True)
+    assert set(inside) == {1} and blas.get() == before
+
+
+def test_results_are_bit_equal_for_any_number_of_threads(monkeypatch):
+    mx.set_default_device(mx.cpu)
+    rng = np.random.default_rng(0)
+    sites = np.unique(rng.integers(0, 30, (9000, 4)) * [0, 1, 1, 1], axis=0).astype(np.int32)
+    x = ms.SparseTensor(mx.array(rng.permutation(sites)), mx.array(rng.normal(size=(len(sites), 24)), mx.float32))
+    w = mx.array(rng.normal(size=(40, 3, 3, 3, 24)), mx.float32)
+    v = mx.array(rng.normal(size=(30, 40)), mx.float32)
+
+    def values():
+        out, grads = mx.value_and_grad(
+            lambda f, w, v: ms.ops.linear(ms.ops.subm_conv3d(x.replace(f), w), v).feats.square().sum(),
+            argnums=(0, 1, 2),
+        )(x.feats, w, v)
+        pooled = ms.ops.max_pool3d(x, 3, 2).feats
+        return [np.array(a).tobytes() for a in (out, *grads, pooled)]
+
+    monkeypatch.setenv("MLXSPARSE_THREADS", "1")
+    one = values()
+    monkeypatch.setenv("MLXSPARSE_THREADS", "4")
+    for _ in range(20):
+        assert values() == one
+
+
+def test_operators_work_in_another_thread():
+    results = []
+
+    def work():
+        with mx.stream(mx.new_stream(mx.cpu)):
+            x = ms.SparseTensor(mx.array([[0, 0, 0, 0], [0, 0, 0, 1]]), mx.ones((2, 1)))
+            results.append(ms.ops.subm_conv3d(x, mx.ones((1, 3, 3, 3, 1))).feats.tolist())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert results == [[[2.0], [2.0]]]

@@ -1,0 +1,171 @@
+"""Modules: same values as the operators, names and parameters as users of MLX expect."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+import mlxsparse as ms
+from mlxsparse.errors import DTypeError, ShapeError
+from mlxsparse.models import MinkUNet
+from mlxsparse.models.minkunet import ModelArgs
+
+pytestmark = pytest.mark.usefixtures("device")
+
+
+def cloud(n=200, channels=6, batch=2, dtype=mx.float32, seed=0):
+    rng = np.random.default_rng(seed)
+    sites = np.column_stack([rng.integers(0, batch, n), rng.integers(-6, 6, (n, 3))])
+    sites = rng.permutation(np.unique(sites, axis=0)).astype(np.int32)
+    feats = mx.array(rng.normal(size=(len(sites), channels)).astype(np.float32)).astype(dtype)
+    return ms.SparseTensor(mx.array(sites), feats, batch_size=batch)
+
+
+def poisoned(x, extra=5):
+    """The same sites in a larger capacity whose padding rows hold NaN."""
+    wide = x.with_capacity(x.capacity + extra)
+    leaves = list(wide)
+    leaves[1] = mx.concatenate([wide.feats[: x.capacity], mx.full((extra, x.num_channels), float("nan"), x.dtype)])
+    return ms.SparseTensor(leaves)
+
+
+@pytest.mark.parametrize(
+    ("layer", "operator"),
+    [
+        (ms.nn.SubmConv3d(6, 4, (3, 1, 5), dilation=2, groups=2), lambda x, m: ms.ops.subm_conv3d(
+            x, m.weight, m.bias, dilation=2, groups=2)),
+        (ms.nn.Conv3d(6, 4, 3, 2, 1, support="parents"), lambda x, m: ms.ops.conv3d(
+            x, m.weight, m.bias, stride=2, padding=1, support="parents")),
+        (ms.nn.Linear(6, 4), lambda x, m: ms.ops.linear(x, m.weight, m.bias)),
+        (ms.nn.MaxPool3d(3, 2, 1), lambda x, m: ms.ops.max_pool3d(x, 3, 2, 1)),
+        (ms.nn.AvgPool3d(2), lambda x, m: ms.ops.avg_pool3d(x, 2)),
+        (ms.nn.SumPool3d((2, 1, 2)), lambda x, m: ms.ops.sum_pool3d(x, (2, 1, 2))),
+    ],
+    ids=lambda v: type(v).__name__,
+)  # fmt: skip
+def test_layer_is_its_operator(layer, operator):
+    x = cloud()
+    got, want = layer(x), operator(x, layer)
+    assert got.coords.tolist() == want.coords.tolist() and got.stride == want.stride
+    np.testing.assert_array_equal(np.array(got.feats), np.array(want.feats))
+
+
+def test_transposed_layers():
+    x = cloud()
+    down = ms.nn.Conv3d(6, 8, 2, 2)(x)
+    up = ms.nn.ConvTranspose3d(8, 3, 2, 2)
+    assert up(down, out=x).key is x.key and up(down).key is x.key
+    made = ms.nn.GenerativeConvTranspose3d(8, 3, 2, 2)(down)
+    assert made.num_active == 8 * down.num_active and made.stride == (1, 1, 1)
+
+
+def test_global_pools():
+    x = cloud()
+    rows = [np.array(f) for f in x.decomposed_features]
+    np.testing.assert_allclose(np.array(ms.nn.GlobalSumPool()(x)), [r.sum(0) for r in rows], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.array(ms.nn.GlobalAvgPool()(x)), [r.mean(0) for r in rows], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(np.array(ms.nn.GlobalMaxPool()(x)), [r.max(0) for r in rows])
+
+
+def test_parameters_and_text():
+    layer = ms.nn.SubmConv3d(4, 8, 3, bias=False)
+    assert [name for name, _ in tree_flatten(layer.parameters())] == ["weight"]
+    assert layer.weight.shape == (8, 3, 3, 3, 4) and "kernel_size=(3, 3, 3)" in repr(layer)
+    assert set(ms.nn.BatchNorm(4).parameters()) == {"weight", "bias", "running_mean", "running_var"}
+    assert set(ms.nn.BatchNorm(4).trainable_parameters()) == {"weight", "bias"}
+    assert "stride=(2, 2, 2)" in repr(ms.nn.Conv3d(4, 8, 2, 2))
+
+
+def test_wrong_channels_and_types():
+    x = cloud()
+    with pytest.raises(ShapeError, match="6"):
+        ms.nn.SubmConv3d(5, 4)(x)
+    with pytest.raises(ShapeError, match="6"):
+        ms.nn.Linear(5, 4)(x)
+    with pytest.raises(ShapeError, match="6"):
+        ms.nn.BatchNorm(5)(x)
+    with pytest.raises(ShapeError, match="groups"):
+        ms.nn.Conv3d(6, 4, 3, groups=4)
+    with pytest.raises(DTypeError, match="set_dtype"):
+        ms.nn.SubmConv3d(6, 4)(x.astype(mx.float16))
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_batch_norm_is_over_the_active_rows(pad):
+    x = cloud()
+    ours, theirs = ms.nn.BatchNorm(6), mlx.nn.BatchNorm(6)
+    for _ in range(3):
+        y = ours(poisoned(x) if pad else x)
+        want = theirs(x.feats)
+    n = x.num_active
+    np.testing.assert_allclose(np.array(y.feats)[:n], np.array(want), rtol=1e-4, atol=1e-5)
+    assert not np.array(y.feats)[n:].any()
+    np.testing.assert_allclose(np.array(ours.running_mean), np.array(theirs.running_mean), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(np.array(ours.running_var), np.array(theirs.running_var), rtol=1e-4)
+    ours.eval(), theirs.eval()
+    np.testing.assert_allclose(np.array(ours(x).feats), np.array(theirs(x.feats)), rtol=1e-4, atol=1e-5)
+
+
+def test_batch_norm_of_half_types_has_float32_statistics():
+    # 4096 values of 0.1 sum to 256 in float16 and to 32 in bfloat16.
+    sites = np.zeros((4096, 4), np.int32)
+    sites[:, 1] = np.arange(4096)
+    for dtype in (mx.float16, mx.bfloat16):
+        x = ms.SparseTensor(mx.array(sites), mx.full((4096, 1), 0.1, dtype))
+        norm = ms.nn.BatchNorm(1, momentum=1.0)
+        assert norm(x).dtype == dtype
+        assert norm.running_mean.item() == pytest.approx(x.feats[0, 0].item(), rel=1e-5)
+
+
+def test_batch_norm_of_no_rows_leaves_the_running_statistics():
+    x = ms.SparseTensor(mx.zeros((0, 4), mx.int32), mx.zeros((0, 3)), batch_size=2)
+    norm = ms.nn.BatchNorm(3)
+    assert norm(x).feats.shape == (0, 3)
+    assert norm.running_mean.tolist() == [0, 0, 0] and norm.running_var.tolist() == [1, 1, 1]
+
+
+def test_nan_padding_reaches_no_value_and_no_gradient():
+    x = cloud(channels=4)
+    net = MinkUNet(ModelArgs(4, 3, (4, 6), 1))
+
+    def loss(net, x):
+        return net(x).feats.square().mean() * (x.capacity * 3)
+
+    step = mlx.nn.value_and_grad(net, loss)
+    value, gradients = step(net, x)
+    other, padded = step(net, poisoned(x))
+    assert other.item() == pytest.approx(value.item(), rel=1e-4)
+    for (name, a), (_, b) in zip(tree_flatten(gradients), tree_flatten(padded)):
+        a, b = np.array(a), np.array(b)
+        assert np.abs(a - b).max() <= 1e-3 * np.abs(a).max() + 1e-5, name
+
+
+def test_minkunet_on_empty_and_interleaved_batches():
+    net = MinkUNet(ModelArgs(4, 3, (4, 6, 8), 1))
+    net.eval()
+    empty = ms.SparseTensor(mx.zeros((0, 4), mx.int32), mx.zeros((0, 4)), batch_size=3)
+    assert net(empty).feats.shape == (0, 3)
+    x = cloud(channels=4, batch=3)
+    y = net(x)
+    assert y.key is x.key
+    for b in range(3):
+        rows = x.batch_rows(b)
+        sites = mx.array(np.array(x.coords[rows]) * [0, 1, 1, 1], mx.int32)
+        alone = net(ms.SparseTensor(sites, x.feats[rows]))
+        np.testing.assert_allclose(np.array(alone.feats), np.array(y.feats[rows]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_minkunet_in_half_types(dtype):
+    net = MinkUNet(ModelArgs(4, 3, (4, 6), 1))
+    net.eval()
+    x = cloud(channels=4)
+    want = np.array(net(x).feats)
+    net.set_dtype(dtype)
+    got = net(x.astype(dtype))
+    assert got.dtype == dtype
+    off = np.abs(np.array(got.feats.astype(mx.float32)) - want).max()
+    assert off <= (0.02 if dtype == mx.float16 else 0.1) * np.abs(want).max()
