@@ -87,8 +87,10 @@ class SparseTensor(tuple):
             return cls._rebuild(coords)
         feats = _check_feats(feats)
         if key is not None:
-            if coords is not key.coords:
-                raise IdentityError("key= needs coords=key.coords; leave key out to make a new identity")
+            if coords is not key.coords or any(
+                v is not None for v in (active_rows, batch_size, spatial_shape)
+            ):
+                raise IdentityError("key= needs coords=key.coords; stride and the rest come from the key")
             return cls._of(key, feats)
         array = check_coordinates(coords)
         if array.shape[0] != feats.shape[0]:
@@ -107,26 +109,21 @@ class SparseTensor(tuple):
             raise ShapeError(f"batch_counts {batch_counts} does not match the rows: {key.counts.tolist()}")
         return cls._of(key, feats)
 
-    # ------------------------------------------------------------ ways to make one
-
     @classmethod
     def _make(
         cls, leaves: Iterable[Any], key: CoordinateMapKey | None, manager: CoordinateManager
     ) -> SparseTensor:
         made = tuple.__new__(cls, leaves)
-        made._key = key
-        made._manager = manager
+        made._key, made._manager = key, manager
         return made
 
     @classmethod
     def _of(cls, key: CoordinateMapKey, feats: mx.array) -> SparseTensor:
         """Tensor on an existing key; padding rows of feats become 0."""
         if feats.ndim != 2 or feats.shape[0] != key.capacity:
-            raise ShapeError(
-                f"feats must have shape ({key.capacity}, C) to fit its coordinates, got {feats.shape}"
-            )
+            raise ShapeError(f"feats must have shape ({key.capacity}, C) to fit its sites, got {feats.shape}")
         if key.count < key.capacity:
-            feats = _zero_padding(feats, key.active_rows)
+            feats = zero_padding(feats, key.active_rows)
         arrays = (key.coords, feats, key.active_rows, key.batch_counts, key.status)
         return cls._make((*arrays, key.stride, key.batch_size, key.spatial_shape), key, key.manager)
 
@@ -165,7 +162,7 @@ class SparseTensor(tuple):
             batch_counts = same.sum(axis=0).astype(mx.int32)
         leaves = (
             mx.stop_gradient(coords),
-            _zero_padding(feats, rows) if active_rows is not None else feats,
+            zero_padding(feats, rows) if active_rows is not None else feats,
             rows,
             batch_counts,
             mx.zeros((2,), mx.int32),
@@ -258,7 +255,7 @@ class SparseTensor(tuple):
                 f"feats must have {self.capacity} rows to fit its coordinates, got {feats.shape}"
             )
         leaves = list(self)
-        leaves[1] = _zero_padding(feats, self.active_rows)
+        leaves[1] = zero_padding(feats, self.active_rows)
         return SparseTensor._make(leaves, None, self._manager)
 
     def astype(self, dtype: mx.Dtype) -> SparseTensor:
@@ -309,8 +306,6 @@ class SparseTensor(tuple):
         """(n_b, C) of each batch item."""
         return [self.feats[self.batch_rows(b)] for b in range(self.batch_size)]
 
-    # ------------------------------------------------------------ strict arithmetic
-
     __add__ = _arithmetic("+", operator.add)
     __sub__ = _arithmetic("-", operator.sub)
     __mul__ = _arithmetic("*", operator.mul)
@@ -341,15 +336,7 @@ class SparseTensor(tuple):
     def __matmul__(self, other: Any) -> NoReturn:
         raise TypeError(_HINT)
 
-    __rmatmul__ = __matmul__
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __ne__(self, other: object) -> bool:
-        return self is not other
-
-    __hash__ = object.__hash__
+    __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__
 
     def __copy__(self) -> SparseTensor:
         return SparseTensor._make(self, self._key, self._manager)
@@ -406,6 +393,7 @@ def _check_feats(feats: Any) -> mx.array:
     return feats
 
 
-def _zero_padding(feats: mx.array, active_rows: mx.array) -> mx.array:
+def zero_padding(feats: mx.array, active_rows: mx.array) -> mx.array:
+    """feats (capacity, C) with 0 in the rows from `active_rows` on, whatever they held."""
     live = mx.arange(feats.shape[0]) < active_rows
     return mx.where(live[:, None], feats, mx.zeros((), feats.dtype))

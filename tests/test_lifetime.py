@@ -116,7 +116,8 @@ def test_maps_from_several_threads():
     kernel = ms.Kernel.submanifold(3)
     found = []
     threads = [
-        threading.Thread(target=lambda: found.append(x.manager.kernel_map(key, key, kernel))) for _ in range(8)
+        threading.Thread(target=lambda: found.append(x.manager.kernel_map(key, key, kernel)))
+        for _ in range(8)
     ]
     for thread in threads:
         thread.start()

@@ -122,7 +122,9 @@ def test_it_is_not_a_sequence():
     assert x == x and x != tensor() and len({x, x, tensor()}) == 2
 
 
-@pytest.mark.parametrize("use", [lambda x: x @ mx.zeros((2, 2)), lambda x: x.shape, lambda x: mlx.nn.BatchNorm(2)(x)])
+@pytest.mark.parametrize(
+    "use", [lambda x: x @ mx.zeros((2, 2)), lambda x: x.shape, lambda x: mlx.nn.BatchNorm(2)(x)]
+)
 def test_array_uses_name_the_right_layer(use):
     with pytest.raises((TypeError, AttributeError), match="mlxsparse.nn"):
         use(tensor())
@@ -189,7 +191,9 @@ def test_capacity():
 
 def test_tree_functions_rebuild_it():
     x = tensor()
-    y = tree_map(lambda leaf: leaf * 2 if isinstance(leaf, mx.array) and leaf.dtype == mx.float32 else leaf, x)
+    y = tree_map(
+        lambda leaf: leaf * 2 if isinstance(leaf, mx.array) and leaf.dtype == mx.float32 else leaf, x
+    )
     assert isinstance(y, ms.SparseTensor) and y.feats.tolist() == (x.feats * 2).tolist()
     assert y.stride == x.stride and y.batch_size == 3
     assert y.key is not x.key
@@ -219,7 +223,7 @@ def test_rebuilt_duplicates_are_found():
     leaves = list(x)
     leaves[0] = mx.zeros((4, 4), mx.int32)
     with pytest.raises(DuplicateCoordinatesError):
-        ms.SparseTensor(leaves).key
+        _ = ms.SparseTensor(leaves).key
 
 
 def test_copy_and_pickle():

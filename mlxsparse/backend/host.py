@@ -146,7 +146,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_drop_pool_after_fork)
 
 
-def parallel(work: Callable[[int], Any], tasks: int | Iterable[int], *, blas: bool = False, small: bool = False) -> None:
+def parallel(
+    work: Callable[[int], Any], tasks: int | Iterable[int], *, blas: bool = False, small: bool = False
+) -> None:
     """Run ``work(task)`` for every task on the host threads; NumPy only inside `work`.
 
     Tasks write to disjoint memory and `blas` tasks (which call BLAS) see one BLAS thread each, so

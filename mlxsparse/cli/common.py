@@ -36,7 +36,9 @@ def check_directory(path: str) -> None:
     while not target.exists() and target != target.parent:
         target = target.parent
     if not target.is_dir():
-        raise PointCloudError(f"the output directory {path!r} cannot be made: {str(target)!r} is not a directory")
+        raise PointCloudError(
+            f"the output directory {path!r} cannot be made: {str(target)!r} is not a directory"
+        )
     if not os.access(target, os.W_OK):
         raise PointCloudError(f"the output directory {path!r} cannot be made or written")
 

@@ -23,7 +23,9 @@ VOXEL_SIZE = 0.2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `mlxsparse demo`."""
-    parser.add_argument("-o", "--output", default="out", metavar="DIR", help="directory (default: %(default)s)")
+    parser.add_argument(
+        "-o", "--output", default="out", metavar="DIR", help="directory (default: %(default)s)"
+    )
     parser.add_argument("--scenes", type=positive, default=8, help="training scenes (default: %(default)s)")
     parser.add_argument("--epochs", type=positive, default=12, help="passes over them (default: %(default)s)")
 
@@ -38,7 +40,8 @@ def run(options: argparse.Namespace) -> int:
     paths = [folder / f"scene{seed}.laz" for seed in range(len(scenes))]
     for scene, path in zip(scenes, paths):
         write_scene(scene, path)
-    print(f"{len(scenes)} scenes, {sum(len(s.points) for s in scenes)} points, {time.perf_counter() - start:.1f} s")
+    points = sum(len(scene.points) for scene in scenes)
+    print(f"{len(scenes)} scenes, {points} points, {time.perf_counter() - start:.1f} s")
 
     clouds = [read_points(path) for path in paths]
     settings = task.choose_settings(clouds, VOXEL_SIZE)

@@ -17,7 +17,9 @@ COMMANDS = (train, segment, demo)
 
 def parser() -> argparse.ArgumentParser:
     """Parser of the whole command line."""
-    top = argparse.ArgumentParser(prog="mlxsparse", description="Label point clouds with sparse 3-D convolution.")
+    top = argparse.ArgumentParser(
+        prog="mlxsparse", description="Label point clouds with sparse 3-D convolution."
+    )
     top.add_argument("--version", action="version", version=f"mlxsparse {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in COMMANDS:

@@ -18,7 +18,9 @@ from .common import check_output_file
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `mlxsparse segment`."""
     parser.add_argument("cloud", metavar="CLOUD", help="LAS, LAZ or PCD file")
-    parser.add_argument("--weights", required=True, metavar="DIR", help="directory that `mlxsparse train` wrote")
+    parser.add_argument(
+        "--weights", required=True, metavar="DIR", help="directory that `mlxsparse train` wrote"
+    )
     parser.add_argument("-o", "--output", required=True, metavar="OUT", help="file to write")
 
 

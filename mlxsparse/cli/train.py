@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `mlxsparse train`."""
     parser.add_argument("clouds", nargs="+", metavar="CLOUD", help="LAS, LAZ or PCD file with classes")
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="directory for the weights")
-    parser.add_argument("--epochs", type=positive, default=30, help="passes over the data (default: %(default)s)")
+    parser.add_argument(
+        "--epochs", type=positive, default=30, help="passes over the data (default: %(default)s)"
+    )
     parser.add_argument(
         "--val-split", type=fraction, default=0.2, metavar="X", help="held-out share (default: %(default)s)"
     )
@@ -34,9 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--voxel-size", type=positive_float, metavar="SIZE",
         help="voxel edge in the cloud's unit (default: half as many voxels as points)",
     )  # fmt: skip
-    parser.add_argument("--channels", type=channels, default=(16, 32, 64, 64), help="per level, as 16,32,64,64")
-    parser.add_argument("--blocks", type=positive, default=1, help="residual blocks a level (default: %(default)s)")
-    parser.add_argument("--lr", type=positive_float, default=3e-3, help="learning rate (default: %(default)s)")
+    parser.add_argument(
+        "--channels", type=channels, default=(16, 32, 64, 64), help="per level, as 16,32,64,64"
+    )
+    parser.add_argument(
+        "--blocks", type=positive, default=1, help="residual blocks a level (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--lr", type=positive_float, default=3e-3, help="learning rate (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
 
 
@@ -90,13 +98,15 @@ def fit(
         "seconds": seconds,
     }
     if report["held_out_points"]:
-        counts = np.bincount(np.concatenate([part.labels for part in training]), minlength=len(settings.classes))
+        counts = np.bincount(
+            np.concatenate([part.labels for part in training]), minlength=len(settings.classes)
+        )
         result = task.score(model, settings, held_out, int(counts.argmax()))
         report["score"] = score = result.report()
         print(format_table(result.matrix, list(names) if names else [f"class {c}" for c in settings.classes]))
         print(
-            "always the majority class: "
-            f"mean IoU {100 * score['majority_mean_iou']:.2f}, accuracy {100 * score['majority_accuracy']:.2f}"
+            f"always the majority class: mean IoU {100 * score['majority_mean_iou']:.2f}, "
+            f"accuracy {100 * score['majority_accuracy']:.2f}"
         )
     task.save(model, settings, directory)
     # NaN (a class absent from truth and prediction) is null in JSON.

@@ -240,7 +240,7 @@ def _decode_ascii(rows: list[bytes], dtype: np.dtype, count: int, names: list[st
         else:
             data[name] = table[name]
             if data.dtype[name].base.kind in "iu" and not np.array_equal(data[name], table[name]):
-                raise PointCloudError(f"the ascii rows do not fit the PCD header: field {name!r} holds values "
+                raise PointCloudError(f"ascii rows do not fit the PCD header: field {name!r} holds values "
                                       f"beyond {data.dtype[name].base}")
     return data
 

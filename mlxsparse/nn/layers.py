@@ -10,7 +10,7 @@ from mlx.nn import Module
 
 from .. import ops
 from ..errors import ShapeError
-from ..tensor import SparseTensor
+from ..tensor import SparseTensor, zero_padding
 
 
 class Linear(Module):
@@ -96,8 +96,7 @@ def live_rows(x: SparseTensor) -> mx.array:
     """Features with padding rows as 0, whatever they hold: (capacity, C)."""
     if x._key is not None and x._key.count == x.capacity:
         return x.feats
-    live = mx.arange(x.capacity) < x.active_rows
-    return mx.where(live[:, None], x.feats, mx.zeros((), x.dtype))
+    return zero_padding(x.feats, x.active_rows)
 
 
 def active_statistics(x: SparseTensor) -> tuple[mx.array, mx.array, mx.array]:

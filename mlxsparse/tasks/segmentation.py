@@ -225,7 +225,10 @@ def train(
     steps = epochs * len(batches)
     warm = max(1, min(20, steps // 10))
     schedule = optim.join_schedules(
-        [optim.linear_schedule(learning_rate / 10, learning_rate, warm), optim.cosine_decay(learning_rate, steps)],
+        [
+            optim.linear_schedule(learning_rate / 10, learning_rate, warm),
+            optim.cosine_decay(learning_rate, steps),
+        ],
         [warm],
     )
     optimizer = optim.AdamW(learning_rate=schedule, weight_decay=1e-2)
@@ -292,12 +295,15 @@ def load(directory: str | os.PathLike[str]) -> tuple[MinkUNet, Settings]:
     config = load_config(directory)
     entry: dict[str, Any] = dict(config.get("model") or {})
     if config.get("task") != "segmentation" or entry.pop("name", None) != "minkunet":
-        raise CheckpointError(f"{os.fspath(directory)!r} holds no segmentation MinkUNet: {config.get('task')!r}")
+        raise CheckpointError(
+            f"{os.fspath(directory)!r} holds no segmentation MinkUNet: {config.get('task')!r}"
+        )
     try:
         settings = Settings(**config["settings"])
     except (KeyError, TypeError) as error:
-        raise CheckpointError(f"config.json of {os.fspath(directory)!r} has no usable settings: {error}") from None
+        raise CheckpointError(
+            f"config.json of {os.fspath(directory)!r} has no usable settings: {error}"
+        ) from None
     model = MinkUNet(ModelArgs.from_dict(entry))
     load_weights(model, directory)
     return model, settings
-

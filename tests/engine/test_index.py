@@ -12,11 +12,15 @@ from mlxsparse.engine.index import LIMIT, build_index, lexicographic_order, look
 
 near = st.integers(-3, 3)
 far = st.integers(-LIMIT + 1, LIMIT - 1)
-sites = hnp.arrays(
-    np.int32,
-    st.tuples(st.integers(0, 40), st.just(4)),
-    elements=st.one_of(near, far, st.sampled_from([LIMIT - 1, -LIMIT + 1])),
-).map(lambda c: np.abs(c) * [1, 0, 0, 0] + c * [0, 1, 1, 1]).map(lambda c: c.astype(np.int32))
+sites = (
+    hnp.arrays(
+        np.int32,
+        st.tuples(st.integers(0, 40), st.just(4)),
+        elements=st.one_of(near, far, st.sampled_from([LIMIT - 1, -LIMIT + 1])),
+    )
+    .map(lambda c: np.abs(c) * [1, 0, 0, 0] + c * [0, 1, 1, 1])
+    .map(lambda c: c.astype(np.int32))
+)
 
 
 @given(sites)
@@ -44,9 +48,9 @@ def test_lookup(coords, queries):
 
 @pytest.mark.parametrize("scale", [1, 2**27])
 def test_duplicates_are_named(scale):
-    coords = (np.array([[0, 3, 1, 2], [1, 3, 1, 2], [0, 0, 0, 0], [0, 3, 1, 2]]) * [1, scale, scale, scale]).astype(
-        np.int32
-    )
+    coords = (
+        np.array([[0, 3, 1, 2], [1, 3, 1, 2], [0, 0, 0, 0], [0, 3, 1, 2]]) * [1, scale, scale, scale]
+    ).astype(np.int32)
     assert build_index(coords).duplicate == (0, 3)
 
 

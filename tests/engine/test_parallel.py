@@ -41,7 +41,9 @@ def test_results_are_bit_equal_for_any_number_of_threads(monkeypatch):
     mx.set_default_device(mx.cpu)
     rng = np.random.default_rng(0)
     sites = np.unique(rng.integers(0, 30, (9000, 4)) * [0, 1, 1, 1], axis=0).astype(np.int32)
-    x = ms.SparseTensor(mx.array(rng.permutation(sites)), mx.array(rng.normal(size=(len(sites), 24)), mx.float32))
+    x = ms.SparseTensor(
+        mx.array(rng.permutation(sites)), mx.array(rng.normal(size=(len(sites), 24)), mx.float32)
+    )
     w = mx.array(rng.normal(size=(40, 3, 3, 3, 24)), mx.float32)
     v = mx.array(rng.normal(size=(30, 40)), mx.float32)
 

@@ -63,7 +63,10 @@ def run(case):
     net.load_weights(list(parameters(case["state_dict"])))
     indices, features = case["input"]["indices"], mx.array(case["input"]["features"])
     x = ms.SparseTensor(
-        mx.array(indices), features, batch_size=case["input"]["batch_size"], spatial_shape=case["input"]["spatial_shape"]
+        mx.array(indices),
+        features,
+        batch_size=case["input"]["batch_size"],
+        spatial_shape=case["input"]["spatial_shape"],
     )
     rows = {tuple(site): row for row, site in enumerate(indices.tolist())}
     order = mx.array([rows[tuple(site)] for site in case["expect"]["out_indices"].tolist()])
@@ -76,7 +79,9 @@ def run(case):
         return (y[order].astype(mx.float32) * wanted.astype(mx.float32)).sum(), y[order]
 
     net.train()
-    (_, y), (by_weight, by_input) = mx.value_and_grad(loss, argnums=(0, 1))(net.trainable_parameters(), features)
+    (_, y), (by_weight, by_input) = mx.value_and_grad(loss, argnums=(0, 1))(
+        net.trainable_parameters(), features
+    )
     gradients = {name: np.array(value.astype(mx.float32)) for name, value in tree_flatten(by_weight)}
     return np.array(y.astype(mx.float32)), np.array(by_input.astype(mx.float32)), gradients
 

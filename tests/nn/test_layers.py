@@ -28,7 +28,9 @@ def poisoned(x, extra=5):
     """The same sites in a larger capacity whose padding rows hold NaN."""
     wide = x.with_capacity(x.capacity + extra)
     leaves = list(wide)
-    leaves[1] = mx.concatenate([wide.feats[: x.capacity], mx.full((extra, x.num_channels), float("nan"), x.dtype)])
+    leaves[1] = mx.concatenate(
+        [wide.feats[: x.capacity], mx.full((extra, x.num_channels), float("nan"), x.dtype)]
+    )
     return ms.SparseTensor(leaves)
 
 
@@ -65,8 +67,12 @@ def test_transposed_layers():
 def test_global_pools():
     x = cloud()
     rows = [np.array(f) for f in x.decomposed_features]
-    np.testing.assert_allclose(np.array(ms.nn.GlobalSumPool()(x)), [r.sum(0) for r in rows], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(np.array(ms.nn.GlobalAvgPool()(x)), [r.mean(0) for r in rows], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        np.array(ms.nn.GlobalSumPool()(x)), [r.sum(0) for r in rows], rtol=1e-5, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        np.array(ms.nn.GlobalAvgPool()(x)), [r.mean(0) for r in rows], rtol=1e-5, atol=1e-6
+    )
     np.testing.assert_array_equal(np.array(ms.nn.GlobalMaxPool()(x)), [r.max(0) for r in rows])
 
 
@@ -103,7 +109,9 @@ def test_batch_norm_is_over_the_active_rows(pad):
     n = x.num_active
     np.testing.assert_allclose(np.array(y.feats)[:n], np.array(want), rtol=1e-4, atol=1e-5)
     assert not np.array(y.feats)[n:].any()
-    np.testing.assert_allclose(np.array(ours.running_mean), np.array(theirs.running_mean), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        np.array(ours.running_mean), np.array(theirs.running_mean), rtol=1e-4, atol=1e-6
+    )
     np.testing.assert_allclose(np.array(ours.running_var), np.array(theirs.running_var), rtol=1e-4)
     ours.eval(), theirs.eval()
     np.testing.assert_allclose(np.array(ours(x).feats), np.array(theirs(x.feats)), rtol=1e-4, atol=1e-5)

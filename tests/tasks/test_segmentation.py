@@ -24,7 +24,10 @@ def floor_and_posts(seed=0, n=3000):
     points = np.concatenate([floor, posts + rng.normal(0, 0.01, posts.shape)])
     labels = np.array([2] * len(floor) + [7] * len(posts), np.uint8)
     order = rng.permutation(len(points))
-    fields = {"classification": labels[order], "intensity": rng.integers(0, 900, len(points)).astype(np.uint16)}
+    fields = {
+        "classification": labels[order],
+        "intensity": rng.integers(0, 900, len(points)).astype(np.uint16),
+    }
     return PointCloud(points[order], fields, path="made.las")
 
 
@@ -62,7 +65,9 @@ def test_split_is_by_a_plane_and_loses_nothing():
     assert len(held.points) / len(cloud) == pytest.approx(0.25, abs=0.01)
     assert len(task.split(cloud, task.choose_settings([cloud]), 0)[1].points) == 0
     pieces = task.tiles(train, 500)
-    assert sum(len(p.points) for p in pieces) == len(train.points) and max(len(p.points) for p in pieces) <= 500
+    assert (
+        sum(len(p.points) for p in pieces) == len(train.points) and max(len(p.points) for p in pieces) <= 500
+    )
 
 
 def test_it_learns_and_the_weights_come_back(tmp_path):

@@ -1,0 +1,232 @@
+"""Reading, sniffing and labelling point-cloud files, real and hand-made."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlxsparse.errors import PointCloudError
+from mlxsparse.io.points import read_points, sniff_format, write_labels
+from tests.data_paths import data_path
+
+REAL = ["pcl_room_scan1.pcd", "pcl_office1_nan.pcd", "pcl_bunny_ascii.pcd", "pcl_curve_close_binary.pcd",
+        "pcl_samp11_utm.pcd", "open3dml_fragment_rgb.pcd", "laspy_simple.las", "laspy_autzen_trim.laz",
+        "laspy_vegetation_1_3.las", "pdal_1.2-with-color.copc.laz"]
+SMALL = ["pcl_bunny_ascii.pcd", "pcl_curve_close_binary.pcd", "pcl_samp11_utm.pcd", "laspy_simple.las",
+         "pdal_1.2-with-color.copc.laz", "laspy_autzen_trim.laz"]
+
+
+def manifest(name):
+    entries = json.loads(data_path("clouds", "MANIFEST.json").read_text())
+    return next(entry for entry in entries if entry["file"] == name)
+
+
+def same(a, b):
+    """Equal to the bit, NaN payloads included."""
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+# --- real files -------------------------------------------------------------------------------------------
+
+
+def test_every_supported_file_of_the_manifest_is_tested():
+    entries = json.loads(data_path("clouds", "MANIFEST.json").read_text())
+    names = [entry["file"] for entry in entries]
+    assert sorted(REAL) == sorted(name for name in names if Path(name).suffix in (".pcd", ".las", ".laz"))
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_manifest_facts(name):
+    entry = manifest(name)
+    facts = entry["facts"]
+    cloud = read_points(data_path("clouds", name))
+    assert cloud.points.dtype == np.float64 and cloud.points.shape == (entry["points"], 3)
+    assert cloud.format == Path(name).suffix[1:] and Path(cloud.path).name == name
+    assert all(len(values) == len(cloud) for values in cloud.fields.values())
+    valid = np.isfinite(cloud.points).all(axis=1)
+    assert np.count_nonzero(~valid) == facts.get("nan", 0)
+    points = cloud.points[valid]
+    for key, reduced in (("min", points.min(axis=0)), ("max", points.max(axis=0))):
+        if key in facts:
+            np.testing.assert_allclose(reduced, facts[key], rtol=0, atol=5.1e-4)
+    for key, origin in (("floor_unique", 0.0), ("floor_unique_f64", 0.0),
+                        ("origin_shifted_unique_f64", points.min(axis=0))):
+        for size, voxels in facts.get(key, {}).items():
+            assert len(np.unique(np.floor((points - origin) / float(size)), axis=0)) == voxels, (key, size)
+    for size, voxels in facts.get("trunc_unique", {}).items():
+        assert len(np.unique(np.trunc(points / float(size)), axis=0)) == voxels
+
+
+def test_las_laz_and_copc_hold_the_same_cloud():
+    plain = read_points(data_path("clouds", "laspy_simple.las"))
+    copc = read_points(data_path("clouds", "pdal_1.2-with-color.copc.laz"))
+    order = [np.lexsort((*c.points.T, c.fields["gps_time"])) for c in (plain, copc)]
+    np.testing.assert_allclose(plain.points[order[0]], copc.points[order[1]], rtol=0, atol=0.0051)
+    for name in ("intensity", "classification", "red", "green", "blue", "return_number", "number_of_returns"):
+        np.testing.assert_array_equal(plain.fields[name][order[0]], copc.fields[name][order[1]])
+
+
+def test_pcd_colour_and_normals():
+    cloud = read_points(data_path("clouds", "open3dml_fragment_rgb.pcd"))
+    assert list(cloud.fields) == ["x", "y", "z", "red", "green", "blue", "normal_x", "normal_y", "normal_z",
+                                  "curvature"]
+    assert cloud.fields["red"].dtype == np.uint8 and cloud.fields["red"].std() > 10
+    lengths = np.linalg.norm([cloud.fields[f"normal_{axis}"] for axis in "xyz"], axis=0)
+    np.testing.assert_allclose(lengths, 1, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_labels_round_trip_and_the_rest_is_kept(name, tmp_path):
+    cloud = read_points(data_path("clouds", name))
+    labels = np.arange(len(cloud)) % 11
+    target = tmp_path / f"out{Path(name).suffix}"
+    write_labels(cloud, labels, target)
+    assert os.listdir(tmp_path) == [target.name]
+    again = read_points(target)
+    assert same(again.points, cloud.points) and again.format == cloud.format
+    label = "label" if cloud.format == "pcd" else "classification"
+    np.testing.assert_array_equal(again.fields[label], labels)
+    assert set(again.fields) == {*cloud.fields, label}
+    for field, values in cloud.fields.items():
+        assert field == label or same(again.fields[field], values), field
+    before, after = cloud.source, again.source
+    if cloud.format == "pcd":
+        assert after.encoding == before.encoding
+        keys = (b"WIDTH", b"HEIGHT", b"VIEWPOINT", b"POINTS", b"VERSION", b"#")
+        lines = [[line for line in source.lines if line.startswith(keys)] for source in (before, after)]
+        assert lines[0] == lines[1]
+    else:
+        assert same(after.header.scales, before.header.scales)
+        assert same(after.header.offsets, before.header.offsets)
+        assert after.header.point_format.id == before.header.point_format.id
+        assert after.header.version == before.header.version
+        assert after.header.creation_date == before.header.creation_date
+        assert after.header.generating_software == before.header.generating_software
+        kept = [v for v in before.header.vlrs if v.user_id != "copc"]
+        assert [v.record_data_bytes() for v in after.header.vlrs] == [v.record_data_bytes() for v in kept]
+
+
+def test_writing_twice_replaces_the_labels_and_over_the_source_is_allowed(tmp_path):
+    for name in ("pcl_samp11_utm.pcd", "pcl_bunny_ascii.pcd", "laspy_simple.las"):
+        path = tmp_path / name
+        shutil.copyfile(data_path("clouds", name), path)
+        original = read_points(path)
+        for shift in (0, 1):
+            cloud = read_points(path)
+            write_labels(cloud, (np.arange(len(cloud)) + shift) % 5, path)
+        again = read_points(path)
+        assert same(again.points, original.points)
+        label = "label" if again.format == "pcd" else "classification"
+        np.testing.assert_array_equal(again.fields[label], (np.arange(len(again)) + 1) % 5)
+        assert len(again.fields) == len({*original.fields, label})
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_files_that_end_early(name, tmp_path):
+    content = data_path("clouds", name).read_bytes()
+    size = len(content)
+    record = {"laspy_simple.las": 34, "pcl_curve_close_binary.pcd": 12}.get(name, 1)
+    # Two of the files go on with bytes that nothing uses.
+    if name == "pcl_curve_close_binary.pcd":
+        size = content.index(b"DATA binary\n") + 12 + 110 * 12
+    if name == "pcl_samp11_utm.pcd":
+        body = content.index(b"DATA binary_compressed\n") + 23
+        size = body + 8 + int.from_bytes(content[body : body + 4], "little")
+    if name == "pcl_bunny_ascii.pcd":  # without the last value of the last row
+        size = content.rstrip().rindex(b" ") + 1
+    path = tmp_path / name
+    for length in {1, 4, 100, 226, 227, 375, 400, size // 3, size // 2, size - 1000, size - 2 * record,
+                   size - record, size - 1}:
+        path.write_bytes(content[:length])
+        with pytest.raises(PointCloudError):
+            read_points(path)
+
+
+def test_las_labels_have_five_bits_in_old_formats(tmp_path):
+    cloud = read_points(data_path("clouds", "laspy_simple.las"))
+    labels = np.full(len(cloud), 31)
+    write_labels(cloud, labels, tmp_path / "a.las")
+    labels[3] = 32
+    with pytest.raises(PointCloudError, match="point format 3 stores classes 0 to 31"):
+        write_labels(cloud, labels, tmp_path / "b.las")
+    copc = read_points(data_path("clouds", "pdal_1.2-with-color.copc.laz"))
+    write_labels(copc, np.full(len(copc), 255), tmp_path / "c.laz")
+    assert (read_points(tmp_path / "c.laz").fields["classification"] == 255).all()
+    for wrong in (256, -1):
+        with pytest.raises(PointCloudError, match="0 to 255"):
+            write_labels(copc, np.full(len(copc), wrong), tmp_path / "d.laz")
+    assert sorted(os.listdir(tmp_path)) == ["a.las", "c.laz"]
+
+
+def test_extension_chooses_las_compression(tmp_path):
+    cloud = read_points(data_path("clouds", "laspy_simple.las"))
+    labels = np.zeros(len(cloud), np.uint8)
+    write_labels(cloud, labels, tmp_path / "a.laz")
+    write_labels(cloud, labels, tmp_path / "b.LAS")
+    write_labels(cloud, labels, tmp_path / "c")
+    kinds = [sniff_format((tmp_path / name).read_bytes()[:4096]) for name in ("a.laz", "b.LAS", "c")]
+    assert kinds == ["laz", "las", "las"]
+    assert same(read_points(tmp_path / "a.laz").points, read_points(tmp_path / "c").points)
+
+
+@pytest.mark.parametrize(("source", "name", "words"), [
+    ("laspy_simple.las", "a.pcd", ("LAS", "PCD")), ("laspy_simple.las", "a.laz", ("LAS", "LAZ")),
+    ("laspy_autzen_trim.laz", "a.las", ("LAZ", "LAS")), ("pcl_bunny_ascii.pcd", "a.las", ("PCD", "LAS")),
+])
+def test_extension_that_contradicts_the_content(source, name, words, tmp_path):
+    path = tmp_path / name
+    shutil.copyfile(data_path("clouds", source), path)
+    with pytest.raises(PointCloudError, match="extension") as caught:
+        read_points(path)
+    assert all(word in str(caught.value) for word in words)
+    path.rename(tmp_path / "unnamed.bin")
+    assert len(read_points(tmp_path / "unnamed.bin"))
+
+
+def test_damaged_real_files_raise_point_cloud_errors(tmp_path):
+    chance = np.random.default_rng(0)
+    for name in ("laspy_simple.las", "pdal_1.2-with-color.copc.laz", "pcl_bunny_ascii.pcd",
+                 "pcl_samp11_utm.pcd"):
+        content = np.frombuffer(data_path("clouds", name).read_bytes(), np.uint8)
+        path = tmp_path / "file"
+        for _ in range(60):
+            damaged = content.copy()
+            places = chance.integers(0, 375 if chance.random() < 0.7 else len(content), 3)
+            damaged[places] = chance.integers(0, 256, 3)
+            path.write_bytes(damaged.tobytes())
+            try:
+                cloud = read_points(path)
+            except PointCloudError:
+                continue
+            assert cloud.points.shape == (len(cloud), 3)
+
+
+# --- files that are no point clouds -----------------------------------------------------------------------
+
+
+def test_missing_directory_empty_unknown(tmp_path):
+    with pytest.raises(PointCloudError, match="no such file"):
+        read_points(tmp_path / "absent.las")
+    with pytest.raises(PointCloudError, match="directory"):
+        read_points(tmp_path)
+    (tmp_path / "empty.las").touch()
+    with pytest.raises(PointCloudError, match="empty"):
+        read_points(tmp_path / "empty.las")
+    (tmp_path / "text.las").write_text("hello\n")
+    with pytest.raises(PointCloudError, match="none of LAS, LAZ, PCD"):
+        read_points(tmp_path / "text.las")
+
+
+@pytest.mark.parametrize("library", ["laspy", "lazrs", "lzf"])
+def test_missing_library_says_what_to_install(library, tmp_path, monkeypatch):
+    name = "pcl_room_scan1.pcd" if library == "lzf" else "laspy_simple.las"
+    path = data_path("clouds", name)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(PointCloudError, match=r"pip install 'mlxsparse\[io\]'"):
+        read_points(path)
