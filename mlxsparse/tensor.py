@@ -383,7 +383,7 @@ def _check_feats(feats: Any) -> mx.array:
     if isinstance(feats, np.ndarray):
         if feats.dtype not in _NUMPY_FLOATS:
             raise DTypeError(f"feats must be float32, float16 or bfloat16, got numpy {feats.dtype}; convert")
-        feats = mx.array(feats)
+        feats = mx.array(np.ascontiguousarray(feats))
     if not isinstance(feats, mx.array):
         raise DTypeError(f"feats must be an mlx or numpy array (n, C), got {type(feats).__name__}")
     if feats.dtype not in FLOATS:

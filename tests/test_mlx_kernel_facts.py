@@ -96,6 +96,12 @@ def test_kernels_have_no_vjp_jvp_or_vmap(tmp_path: pathlib.Path, transform: str)
         mx.export_function(str(tmp_path / "f.mlxfn"), transformed, mx.ones((8, 8)))
 
 
+def test_init_value_is_one_number_for_all_outputs() -> None:
+    kernel = mx.fast.metal_kernel(name="fact", input_names=["a"], output_names=["o"], source=COPY)
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        call(kernel, mx.ones(8), init_value=[0.0])
+
+
 def test_metal_kernel_is_made_anywhere_and_refuses_the_call_without_metal() -> None:
     kernel = mx.fast.metal_kernel(name="fact", input_names=["a"], output_names=["o"], source=COPY)
     if METAL:

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.mlx_facts import LINUX_ONLY, cpu_device, run_python  # noqa: F401
+from tests.mlx_facts import LINUX_ONLY, MLX_VERSION, cpu_device, run_python  # noqa: F401
 
 
 def test_an_evaluated_empty_array_can_be_written_through_numpy() -> None:
@@ -22,6 +22,12 @@ def test_an_evaluated_empty_array_can_be_written_through_numpy() -> None:
     assert view.flags.writeable
     view[...] = 7
     assert out.tolist() == [7] * 4 and (out * 2).tolist() == [14] * 4
+
+
+def test_empty_is_in_the_oldest_mlx_and_searchsorted_and_unique_are_not() -> None:
+    assert hasattr(mx, "empty")
+    assert hasattr(mx, "searchsorted") == (MLX_VERSION >= (0, 32, 1))
+    assert hasattr(mx, "unique") == (MLX_VERSION >= (0, 32, 4))
 
 
 def test_asarray_shares_memory_and_mx_array_copies() -> None:

@@ -232,3 +232,28 @@ def test_copy_and_pickle():
         assert isinstance(y, ms.SparseTensor)
         assert y.feats.tolist() == x.feats.tolist() and y.coords.tolist() == SITES and y.stride == (2, 2, 2)
     assert copy.copy(x).key is x.key and copy.deepcopy(x).key is not x.key
+
+
+def test_reversed_and_strided_numpy_input():
+    coords = np.array(SITES, np.int32)
+    feats = np.arange(8, dtype=np.float32).reshape(4, 2)
+    x = ms.SparseTensor(coords[::-1], feats[::-1])
+    assert x.coords.tolist() == SITES[::-1] and x.feats.tolist() == feats[::-1].tolist()
+    y = ms.SparseTensor(np.asfortranarray(coords), np.repeat(feats, 2, axis=1)[:, ::2])
+    assert y.coords.tolist() == SITES and y.feats.tolist() == feats.tolist()
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        lambda x: ms.ops.max_pool3d(x, 2),
+        ms.ops.global_max_pool,
+        ms.ops.global_avg_pool,
+        ms.ops.dense,
+        lambda x: ms.ops.linear(x, x),
+        lambda x: ms.ops.conv3d(x, mx.zeros((1, 1, 1, 1, 2))),
+    ],
+)
+def test_operators_name_a_plain_array(operator):
+    with pytest.raises(DTypeError, match="must be a SparseTensor"):
+        operator(mx.zeros((4, 2)))

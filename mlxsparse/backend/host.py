@@ -37,7 +37,10 @@ def view(a: mx.array) -> np.ndarray:
     Raises TracedOnHostError inside ``mx.compile`` or ``mx.vmap``, where an array has no value.
     """
     try:
-        return np.asarray(a.astype(mx.float32) if a.dtype == mx.bfloat16 else a)
+        # Before mlx 0.32.4 np.asarray of a traced array throws past Python's except; eval does not.
+        a = a.astype(mx.float32) if a.dtype == mx.bfloat16 else a
+        mx.eval(a)
+        return np.asarray(a)
     except ValueError as error:
         if "during function transformations" not in str(error):
             raise

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..errors import ShapeError, StrideError
+from ..errors import CoordinateRangeError, ShapeError, StrideError
 
 Triple: TypeAlias = tuple[int, int, int]
 TripleLike: TypeAlias = int | Sequence[int]
@@ -25,6 +25,8 @@ def triple(value: TripleLike, name: str, *, least: int | None = None) -> Triple:
         x, y, z = (_integer(v) for v in items)
     except (TypeError, ValueError):
         raise ShapeError(f"{name} must be an int or three ints (x, y, z), got {value!r}") from None
+    if max(abs(x), abs(y), abs(z)) >= 2**30:
+        raise CoordinateRangeError(f"{name} must lie in (-2**30, 2**30) as coordinates do, got {value!r}")
     if least is not None and min(x, y, z) < least:
         raise ShapeError(f"{name} must be at least {least} on every axis, got {value!r}")
     return x, y, z
@@ -54,12 +56,15 @@ class Kernel:
         dilation: TripleLike = 1,
     ) -> Kernel:
         """Normalise and check ints or 3-sequences."""
-        return cls(
+        kernel = cls(
             triple(size, "kernel_size", least=1),
             triple(stride, "stride", least=1),
             triple(padding, "padding"),
             triple(dilation, "dilation", least=1),
         )
+        if any((k - 1) * d >= 2**30 for k, d in zip(kernel.size, kernel.dilation)):
+            raise CoordinateRangeError(f"kernel_size {size}, dilation {dilation} reach past 2**30 sites")
+        return kernel
 
     @classmethod
     def submanifold(
@@ -67,7 +72,7 @@ class Kernel:
     ) -> Kernel:
         """Stride 1; the default padding ((K - 1) // 2) * d centres odd sizes, even ones reach 0..K/2."""
         k, d = triple(size, "kernel_size", least=1), triple(dilation, "dilation", least=1)
-        centred = tuple((k - 1) // 2 * d for k, d in zip(k, d, strict=True))
+        centred = tuple((k - 1) // 2 * d for k, d in zip(k, d))
         return cls.of(k, 1, centred if padding is None else padding, d)
 
     @property
@@ -84,7 +89,7 @@ class Kernel:
         """floor((S + 2p - d(K-1) - 1) / s) + 1 on each axis, at least 0."""
         x, y, z = (
             max(0, (n + 2 * p - d * (k - 1) - 1) // s + 1)
-            for n, k, s, p, d in zip(shape, self.size, self.stride, self.padding, self.dilation, strict=True)
+            for n, k, s, p, d in zip(shape, self.size, self.stride, self.padding, self.dilation)
         )
         return x, y, z
 
@@ -92,14 +97,14 @@ class Kernel:
         """(S - 1) s - 2p + d(K-1) + 1 on each axis, at least 0."""
         x, y, z = (
             max(0, (n - 1) * s - 2 * p + d * (k - 1) + 1)
-            for n, k, s, p, d in zip(shape, self.size, self.stride, self.padding, self.dilation, strict=True)
+            for n, k, s, p, d in zip(shape, self.size, self.stride, self.padding, self.dilation)
         )
         return x, y, z
 
 
 def parent_shape(shape: Triple, stride: Triple) -> Triple:
     """ceil(S / s) on each axis: where floor(c / s) of sites in [0, S) lie."""
-    x, y, z = (-(-n // s) for n, s in zip(shape, stride, strict=True))
+    x, y, z = (-(-n // s) for n, s in zip(shape, stride))
     return x, y, z
 
 
@@ -109,7 +114,7 @@ def multiply(stride: Triple, by: Triple) -> Triple:
 
 def divide(stride: Triple, by: Triple) -> Triple:
     """stride / by, StrideError unless exact."""
-    if any(a % b for a, b in zip(stride, by, strict=True)):
+    if any(a % b for a, b in zip(stride, by)):
         raise StrideError(
             f"tensor stride {stride} is not divisible by the transposed stride {by}; "
             "a transposed operator needs an input whose stride is a multiple of its own"

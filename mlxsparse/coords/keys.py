@@ -169,7 +169,7 @@ def check_coordinates(coords: Any) -> mx.array:
         )
     if coords.dtype not in (mx.int32, np.int32):
         raise DTypeError(f"coords must be int32, got {coords.dtype}; convert them with .astype of int32")
-    return mx.array(coords) if isinstance(coords, np.ndarray) else coords
+    return mx.array(np.ascontiguousarray(coords)) if isinstance(coords, np.ndarray) else coords
 
 
 def check_range(rows: np.ndarray, batch_size: int | None, shape: Triple | None) -> None:
@@ -187,7 +187,7 @@ def check_range(rows: np.ndarray, batch_size: int | None, shape: Triple | None) 
         raise CoordinateRangeError(
             f"coords must lie in (-2**30, 2**30), got [{min(low[1:])}, {max(high[1:])}]; shift the origin"
         )
-    if shape is not None and (min(low[1:]) < 0 or any(h >= s for h, s in zip(high[1:], shape, strict=True))):
+    if shape is not None and (min(low[1:]) < 0 or any(h >= s for h, s in zip(high[1:], shape))):
         raise CoordinateRangeError(
             f"coords must lie in [0, spatial_shape={shape}), got {tuple(low[1:])} to {tuple(high[1:])}"
         )

@@ -53,7 +53,7 @@ def tap_pairs(
     symmetric = (
         source is query
         and tuple(stride) == (1, 1, 1)
-        and all(k % 2 == 1 and p == (k // 2) * d for k, p, d in zip(size, padding, dilation, strict=True))
+        and all(k % 2 == 1 and p == (k // 2) * d for k, p, d in zip(size, padding, dilation))
     )
     centre = (kx // 2) * ky + ky // 2
     found: list[tuple[np.ndarray, np.ndarray]] = [(_NONE, _NONE)] * taps

@@ -17,6 +17,7 @@ from ..coords.geometry import Triple, TripleLike, divide, multiply
 from ..engine.gather_gemm import convolve
 from ..errors import DTypeError, IdentityError, MLXSparseError, ShapeError, StrideError
 from ..tensor import SparseTensor
+from .check import check_groups, check_tensor
 
 Target: TypeAlias = "SparseTensor | CoordinateMapKey | mx.array | np.ndarray"
 
@@ -201,14 +202,12 @@ def _target_key(x: SparseTensor, out: Target, stride: Triple) -> CoordinateMapKe
 
 
 def _check_weight(x: SparseTensor, w: mx.array, bias: mx.array | None, groups: int) -> Triple:
-    if not isinstance(x, SparseTensor):
-        raise DTypeError(f"x must be a SparseTensor, got {type(x).__name__}")
+    check_tensor(x)
     if not isinstance(w, mx.array) or w.ndim != 5:
         got = tuple(w.shape) if isinstance(w, mx.array) else type(w).__name__
         raise ShapeError(f"weight must be an mlx array (Co, Kx, Ky, Kz, Ci / groups), got {got}")
     co, kx, ky, kz, ci = w.shape
-    if groups < 1 or x.num_channels % groups or co % groups:
-        raise ShapeError(f"groups={groups} must divide the channels in ({x.num_channels}) and out ({co})")
+    check_groups(groups, x.num_channels, co)
     if ci * groups != x.num_channels:
         raise ShapeError(
             f"weight {tuple(w.shape)} takes {ci} * groups={groups} channels, the input has {x.num_channels}"
@@ -216,8 +215,10 @@ def _check_weight(x: SparseTensor, w: mx.array, bias: mx.array | None, groups: i
     if w.dtype != x.dtype:
         raise DTypeError(f"weight is {w.dtype}, feats are {x.dtype}: cast one (layer.set_dtype, x.astype)")
     if bias is not None:
-        if bias.shape != (co,):
-            raise ShapeError(f"bias must have shape ({co},), got {tuple(bias.shape)}")
+        if not isinstance(bias, mx.array) or tuple(bias.shape) != (co,):
+            raise ShapeError(
+                f"bias must have shape ({co},), got {getattr(bias, 'shape', bias)!r}, an mlx array is needed"
+            )
         if bias.dtype != x.dtype:
             raise DTypeError(f"bias is {bias.dtype}, feats are {x.dtype}: cast one")
     return kx, ky, kz

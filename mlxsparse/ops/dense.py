@@ -11,6 +11,7 @@ from ..coords.geometry import TripleLike, triple
 from ..engine.rows import put_rows, take_rows
 from ..errors import CoordinateRangeError, DTypeError, ShapeError
 from ..tensor import FLOATS, SparseTensor
+from .check import check_tensor
 
 
 def dense(
@@ -24,6 +25,7 @@ def dense(
     shape: (X, Y, Z); default `spatial_shape`, else as far as the sites reach. origin: the site of
     grid cell 0; default (0, 0, 0). CoordinateRangeError if a site lies outside: none is dropped.
     """
+    check_tensor(x)
     index = x.key.index
     start = np.array((0, 0, 0) if origin is None else triple(origin, "origin"), np.int64)
     local = index.coords[:, 1:].astype(np.int64) - start

@@ -7,10 +7,12 @@ import mlx.core as mx
 from ..engine import dense
 from ..errors import DTypeError, ShapeError
 from ..tensor import SparseTensor
+from .check import check_tensor
 
 
 def linear(x: SparseTensor, w: mx.array, bias: mx.array | None = None) -> SparseTensor:
     """y = x W^T + b on every active row: w (Co, Ci), bias (Co,), in x's dtype."""
+    check_tensor(x)
     if w.ndim != 2 or w.shape[1] != x.num_channels:
         raise ShapeError(
             f"weight must have shape (Co, {x.num_channels}) for this input, got {tuple(w.shape)}"

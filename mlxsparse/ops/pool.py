@@ -10,6 +10,7 @@ from ..coords.geometry import TripleLike
 from ..engine import pooling
 from ..errors import MLXSparseError
 from ..tensor import SparseTensor
+from .check import check_tensor
 from .conv import Target, output_key
 
 
@@ -73,16 +74,19 @@ def avg_pool3d(
 
 def global_sum_pool(x: SparseTensor) -> mx.array:
     """Sum over each batch item's sites: (B, C); 0 for an empty item."""
+    check_tensor(x)
     return pooling.batch_reduce(x.feats, x.key.index.order, x.key.counts, "sum")
 
 
 def global_avg_pool(x: SparseTensor) -> mx.array:
     """Mean over each batch item's sites: (B, C); 0 for an empty item."""
+    check_tensor(x)
     return pooling.batch_reduce(x.feats, x.key.index.order, x.key.counts, "mean")
 
 
 def global_max_pool(x: SparseTensor, *, empty: float | None = None) -> mx.array:
     """Maximum over each batch item's sites: (B, C). An empty item raises unless `empty` is its value."""
+    check_tensor(x)
     vacant = x.key.counts == 0
     if empty is None and vacant.any():
         raise MLXSparseError(
@@ -104,6 +108,7 @@ def _geometry(
     out: Target | None,
     capacity: int | None,
 ) -> tuple[CoordinateMapKey, pooling.TapPairs, Kernel]:
+    check_tensor(x)
     kernel = Kernel.of(kernel_size, kernel_size if stride is None else stride, padding, dilation)
     key = output_key(x, kernel, support, out, capacity)
     return key, x.manager.kernel_map(x.key, key, kernel).pairs, kernel

@@ -31,7 +31,7 @@ def from_numpy(coords: Array, feats: Array, dtype: mx.Dtype = mx.float32, **tens
 
 def active_part(x: SparseTensor) -> tuple[Array, Array]:
     """(coords, feats) of the rows that are not padding."""
-    rows = int(x.active_rows.item())
+    rows = int(np.array(x.active_rows))
     return to_numpy(x.coords)[:rows], to_numpy(x.feats)[:rows]
 
 

@@ -61,9 +61,9 @@ def _blocks(draw: Draw, max_sites: int, batches: st.SearchStrategy[int], span: i
 
 @st.composite
 def _far(draw: Draw, max_sites: int, batches: st.SearchStrategy[int], span: int) -> Array:
-    """Clusters near several corners of the representable range at once: nothing may wrap or alias."""
+    """Clusters near several far corners at once, up to those of the range: nothing may wrap or alias."""
     near = draw(_scattered(max_sites, batches, min(span, 3)))
-    edge = LIMIT - MARGIN
+    edge = draw(st.sampled_from([2**19, 2**21, LIMIT - MARGIN]))
     corners = draw(st.lists(st.tuples(*[st.sampled_from([-edge, 0, edge])] * 3), min_size=1, max_size=3))
     moved = near.copy()
     for row in range(len(moved)):

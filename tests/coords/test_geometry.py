@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlxsparse.coords.geometry import Kernel, divide, multiply, parent_shape, triple
-from mlxsparse.errors import ShapeError, StrideError
+from mlxsparse.errors import CoordinateRangeError, ShapeError, StrideError
 
 
 def test_triple():
@@ -44,3 +44,9 @@ def test_strides():
     assert multiply((1, 2, 4), (2, 2, 1)) == (2, 4, 4) and divide((2, 4, 4), (2, 2, 1)) == (1, 2, 4)
     with pytest.raises(StrideError, match="not divisible"):
         divide((2, 3, 2), (2, 2, 2))
+
+
+def test_steps_past_the_coordinate_range_are_refused_not_wrapped():
+    for arguments in ((2, 2**40), (2, 1, 2**30), (2, 1, 0, 2**32), (5, 1, 0, 2**29)):
+        with pytest.raises(CoordinateRangeError):
+            Kernel.of(*arguments)

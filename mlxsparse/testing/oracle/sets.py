@@ -97,7 +97,8 @@ def dense(
             raise CoordinateRangeError(
                 f"site {xyz} lies outside shape {tuple(shape)} at origin {tuple(origin)}"
             )
-        array[(batch, *at)] = row
+        cell = (batch, *at)
+        array[cell] = row
     return array
 
 

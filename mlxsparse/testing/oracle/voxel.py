@@ -37,11 +37,11 @@ def voxelize(
 ) -> tuple[Array, Array, Array, Array]:
     """(coords, feats, point_to_voxel, counts) of points (P, 3), voxel = floor((p - origin) / voxel_size).
 
-    Voxels are sorted by (batch, x, y, z). `bounds` = (lo, hi) keeps lo <= p < hi; `origin` is lo, else 0. `max_voxels` keeps the
-    voxels that are met first by point index. `max_points` reduces only the first points of each voxel, and
-    `counts` is how many those are; later points of the voxel keep its index. Points that are not finite, out
-    of bounds, or of a voxel that was dropped have index -1. `dtype` is the type in which the expression is
-    evaluated.
+    Voxels are sorted by (batch, x, y, z). `bounds` = (lo, hi) keeps lo <= p < hi, and then lo is the default
+    origin, which is 0 otherwise. `max_voxels` keeps the voxels met first by point index. `max_points`
+    reduces only the first points of each voxel, and `counts` is how many those are; later points of the voxel
+    keep its index. Points that are not finite, out of bounds, or of a voxel that was dropped have index -1.
+    `dtype` is the type in which the expression is evaluated.
     """
     points, feats = np.asarray(points), np.asarray(feats, dtype=np.float64)
     if origin is None and bounds is not None:

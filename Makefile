@@ -1,0 +1,54 @@
+# Each target does its own set-up on a machine that has Python 3.10+ and make; the second call is quick.
+#   make test            the tests            (ARGS="-k conv" goes to pytest)
+#   make lint            ruff
+#   make types           mypy
+#   make demo            the example application; writes to out/
+#   make clean           removes the environment and build outputs
+# Variables: PYTHON (interpreter), VENV (environment folder), BACKEND (cpu, cuda12 or cuda13; Linux only),
+# MLX (a requirement that narrows the MLX version, as MLX="mlx[cpu]==0.32.0", with a VENV of its own).
+
+VENV ?= .venv
+MLX ?=
+ARGS ?=
+BACKEND ?= cpu
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
+	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' && echo $$p && break; \
+	done)
+
+PY := $(VENV)/bin/python
+UV := $(shell command -v uv 2>/dev/null)
+ifneq ($(UV),)
+INSTALL = $(UV) pip install --quiet --python $(PY)
+MAKE_VENV = $(UV) venv --quiet --allow-existing --python "$(or $(PYTHON),>=3.10)" $(VENV)
+else
+INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check
+MAKE_VENV = $(PYTHON) -m venv $(VENV)
+endif
+
+.PHONY: test lint types demo clean
+.DELETE_ON_ERROR:
+
+test: $(VENV)/.installed-dev
+	$(PY) -m pytest -p tests.plugin_ci $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(PY) -m ruff check .
+
+types: $(VENV)/.installed-dev
+	$(PY) -m mypy
+
+demo: $(VENV)/.installed-app
+	$(VENV)/bin/mlxsparse demo -o out
+
+clean:
+	rm -rf $(VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# What is installed is stamped, and installed again when its description in pyproject.toml changes.
+$(VENV)/.installed-dev $(VENV)/.installed-app: $(VENV)/.installed-%: pyproject.toml $(VENV)/.made
+	$(INSTALL) -e ".[$*,$(BACKEND)]" $(if $(MLX),"$(MLX)")
+	@touch $@
+
+$(VENV)/.made:
+	@test -n "$(PYTHON)$(UV)" || { echo "No Python 3.10 or newer found: install one, or set PYTHON=/path/to/python" >&2; exit 1; }
+	$(MAKE_VENV) || { echo "Could not make $(VENV). On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@touch $@

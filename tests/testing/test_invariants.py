@@ -1,0 +1,97 @@
+"""Invariants pass for a right operator and name the site for a wrong one; strategies draw valid inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from mlxsparse.errors import ShapeError
+from mlxsparse.testing import invariants, oracle, strategies
+
+WEIGHT = np.random.default_rng(0).integers(-3, 4, size=(2, 3, 2, 3, 2)).astype(np.float64)
+
+
+def right(coords, feats):
+    return oracle.conv3d(coords, feats, WEIGHT, stride=2, padding=1)
+
+
+def gradient(coords, feats, cotangent):
+    out = oracle.touched_support(coords, (3, 2, 3), 2, 1)
+    return oracle.conv_gradients(coords, feats, WEIGHT, cotangent, out_coords=out, stride=2, padding=1)[0]
+
+
+def order_dependent(coords, feats):
+    return coords, feats * np.arange(1, len(feats) + 1)[:, None]
+
+
+def place_dependent(coords, feats):
+    return coords, feats * (coords[:, 1:2] + 1)
+
+
+def mixes_batches(coords, feats):
+    return coords, feats + feats.sum(axis=0)
+
+
+def affine(coords, feats):
+    return coords, feats + 1
+
+
+@given(strategies.sites(channels=2))
+def test_the_oracle_obeys_every_law(drawn):
+    coords, feats = drawn
+    feats = feats.astype(np.float64)
+    cotangent = np.cos(np.arange(2 * len(right(coords, feats)[0]))).reshape(-1, 2)
+    invariants.check_permutation_equivariance(right, coords, feats, np.arange(len(coords))[::-1])
+    invariants.check_translation_equivariance(right, coords, feats, (-4, 2, 6), (-2, 1, 3))
+    invariants.check_batch_independence(right, coords, feats)
+    invariants.check_linearity(right, coords, feats, feats[:, ::-1])
+    invariants.check_adjointness(right, gradient, coords, feats, cotangent)
+    invariants.check_finite_differences(right, gradient, coords, feats, cotangent)
+
+
+SITES = np.array([[0, 0, 0, 0], [1, 2, 0, 0]])
+FEATS = np.array([[1.0], [2.0]])
+
+
+def test_each_law_finds_its_violation():
+    with pytest.raises(
+        AssertionError, match=r"rows permuted: 2 of 2 values differ; first at site \(0, 0, 0, 0\)"
+    ):
+        invariants.check_permutation_equivariance(order_dependent, SITES, FEATS, np.array([1, 0]))
+    with pytest.raises(AssertionError, match="coordinates moved by"):
+        invariants.check_translation_equivariance(place_dependent, SITES, FEATS, (1, 0, 0))
+    with pytest.raises(AssertionError, match="batch item 0 alone"):
+        invariants.check_batch_independence(mixes_batches, SITES, FEATS)
+    with pytest.raises(AssertionError, match=r"f\(2.0 x"):
+        invariants.check_linearity(affine, SITES, FEATS, FEATS)
+    with pytest.raises(AssertionError, match="adjointness"):
+        invariants.check_adjointness(place_dependent, lambda c, x, g: g, SITES, FEATS, np.ones((2, 1)))
+    with pytest.raises(AssertionError, match="finite difference"):
+        invariants.check_finite_differences(place_dependent, lambda c, x, g: g, SITES, FEATS, np.ones((2, 1)))
+
+
+def test_missing_and_unexpected_sites_are_named():
+    with pytest.raises(AssertionError, match=r"missing \[\(1, 2, 0, 0\)\], unexpected \[\(0, 9, 9, 9\)\]"):
+        invariants.assert_same_sites((np.array([SITES[0], [0, 9, 9, 9]]), FEATS), (SITES, FEATS), "sites")
+
+
+@given(strategies.coordinate_sets())
+def test_coordinate_sets_are_valid(coords):
+    assert coords.dtype == np.int32 and coords.ndim == 2 and coords.shape[1] == 4
+    assert len({tuple(site) for site in coords.tolist()}) == len(coords)
+    assert (np.abs(coords[:, 1:].astype(np.int64)) < 2**30).all() and (coords[:, 0] >= 0).all()
+
+
+@given(strategies.conv_geometries())
+def test_geometries_fit_themselves(geometry):
+    assert geometry.in_channels % geometry.groups == 0 and geometry.out_channels % geometry.groups == 0
+    assert geometry.weight(0).shape == geometry.weight_shape
+    assert geometry.weight_shape[1:4] == geometry.kernel_size
+
+
+def test_padding():
+    coords, feats = strategies.padded(SITES.astype(np.int32), FEATS, 4, fill=np.nan)
+    assert coords[2:].tolist() == [[-1, 0, 0, 0]] * 2 and np.isnan(feats[2:]).all()
+    with pytest.raises(ShapeError, match="capacity=1"):
+        strategies.padded(SITES, FEATS, 1)
