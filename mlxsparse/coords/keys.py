@@ -45,6 +45,7 @@ class Record:
         self.active_rows = mx.array(count, mx.int32)
         self.status = mx.zeros((2,), mx.int32)
         mx.eval(self.active_rows, self.status)
+        self.presorted = False  # rows are sorted by (batch, x, y, z)
         self.index: CoordIndex | None = None
         self.derived: dict[Rule, Record] = {}
         # By output record, held weakly: a map dies with either end.
@@ -124,7 +125,8 @@ class CoordinateMapKey:
         """Sorted index of the active rows, built at first use."""
         with self.manager.lock:
             if self._record.index is None:
-                self._record.index = build_index(view(self.coords)[: self.count])
+                rows = view(self.coords)[: self.count]
+                self._record.index = build_index(rows, presorted=self._record.presorted)
             return self._record.index
 
     def __repr__(self) -> str:
@@ -152,7 +154,9 @@ def sorted_record(
     rows[:count] = sites
     rows[count:] = PADDING
     counts = np.bincount(sites[:, 0], minlength=batch_size)
-    return Record(to_mlx(rows), count, stride, batch_size, counts, spatial_shape, capacity is not None)
+    record = Record(to_mlx(rows), count, stride, batch_size, counts, spatial_shape, capacity is not None)
+    record.presorted = True
+    return record
 
 
 # ---------------------------------------------------------------- checks

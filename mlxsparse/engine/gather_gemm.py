@@ -124,6 +124,12 @@ def gather(source: np.ndarray, ranks: np.ndarray, buffer: np.ndarray) -> np.ndar
     return np.take(source, ranks, axis=0, out=buffer[:m], mode="clip")
 
 
+def _at_most_one(pairs: TapPairs) -> bool:
+    """Whether no output has two pairs, as in the transpose of windows that tile the lattice."""
+    ranks = pairs.out_rank
+    return 0 < len(ranks) <= pairs.num_out and int(np.bincount(ranks).max()) == 1
+
+
 def add_rows(total: np.ndarray, target: slice | np.ndarray, value: np.ndarray, buffer: np.ndarray) -> None:
     """total[target] += value for distinct rows; `buffer` holds as many rows."""
     if isinstance(target, slice):
@@ -157,6 +163,7 @@ def _gather_gemm(
     y[pairs.num_out :] = 0
     source = by_rank(x, pairs.in_order, pairs.num_in)
     scratch = Scratch()
+    once = _at_most_one(pairs)
 
     def work(first: int, last: int, parts: list[tuple[int, np.ndarray, slice | np.ndarray]]) -> None:
         n = last - first
@@ -166,7 +173,10 @@ def _gather_gemm(
         for tap, ranks, target in parts:
             part = gather(source, ranks, buffer)
             value = matmul_groups(part, taps[tap], groups, product[: len(ranks)])
-            add_rows(total, target, value, sums)
+            if once and bias is None:
+                total[target] = value
+            else:
+                add_rows(total, target, value, sums)
         if pairs.out_order is not None:
             y[pairs.out_order[first:last]] = total
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .sorting import columns_of, lexicographic_order
+
 BIAS = np.int64(2**31)
 LIMIT = 2**30  # coordinates lie in (-LIMIT, LIMIT)
 _END = np.int64(2**63 - 1)
@@ -34,71 +36,6 @@ class CoordIndex(NamedTuple):
         return len(self.coords)
 
 
-def pack(columns: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, list[int]]] | None:
-    """One int64 per column of (4, n) int64 coordinates, ordered as they are; None past 62 bits."""
-    low, high = columns.min(axis=1), columns.max(axis=1)
-    bits = [int(span).bit_length() for span in high - low]
-    if sum(bits) > 62:
-        return None
-    key = columns[0] - low[0]
-    for axis in (1, 2, 3):
-        key <<= bits[axis]
-        key += columns[axis] - low[axis]
-    return key, (low, bits)
-
-
-def unpack(key: np.ndarray, layout: tuple[np.ndarray, list[int]]) -> np.ndarray:
-    """Inverse of `pack`: (n, 4) int64."""
-    low, bits = layout
-    out = np.empty((len(key), 4), np.int64)
-    for axis in (3, 2, 1):
-        np.bitwise_and(key, (1 << bits[axis]) - 1, out=out[:, axis])
-        key = key >> bits[axis]
-    out[:, 0] = key
-    out += low
-    return out
-
-
-def lexicographic_order(coords: np.ndarray) -> np.ndarray | None:
-    """Rows of (n, 4) in lexicographic order, ties by row, int64; None when already in order."""
-    n = len(coords)
-    if n < 2:
-        return None
-    columns = np.ascontiguousarray(coords.T, dtype=np.int64)
-    packed = pack(columns)
-    if packed is None:
-        order = np.lexsort(columns[::-1])
-        return None if np.array_equal(order, np.arange(n)) else order
-    key, (_, bits) = packed
-    if np.all(key[1:] >= key[:-1]):
-        return None
-    row_bits = int(n - 1).bit_length()
-    if sum(bits) + row_bits <= 63:
-        # Sorting key and row together is several times faster than argsort.
-        key <<= row_bits
-        key |= np.arange(n)
-        key.sort()
-        key &= (1 << row_bits) - 1
-        return key
-    return np.argsort(key, kind="stable")
-
-
-def sorted_unique(coords: np.ndarray) -> np.ndarray:
-    """Distinct rows of (n, 4) integers, sorted by (batch, x, y, z), int64."""
-    if len(coords) == 0:
-        return np.empty((0, 4), np.int64)
-    columns = np.ascontiguousarray(coords.T, dtype=np.int64)
-    packed = pack(columns)
-    if packed is not None:
-        key, layout = packed
-        if not np.all(key[1:] > key[:-1]):
-            key.sort()
-            key = key[np.concatenate(([True], key[1:] != key[:-1]))]
-        return unpack(key, layout)
-    rows = columns.T[np.lexsort(columns[::-1])]
-    return rows[np.concatenate(([True], np.any(rows[1:] != rows[:-1], axis=1)))]
-
-
 def _level(parent: np.ndarray, coordinate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Keys of one tree level over sorted rows: (distinct keys and sentinel, group of each row)."""
     key = (parent.astype(np.int64) << 32) + (coordinate + BIAS)
@@ -108,16 +45,21 @@ def _level(parent: np.ndarray, coordinate: np.ndarray) -> tuple[np.ndarray, np.n
     return np.append(key[first], _END), np.cumsum(first, dtype=np.int32) - np.int32(1)
 
 
-def build_index(coords: np.ndarray) -> CoordIndex:
-    """Index of (n, 4) int32 coordinates; duplicates are reported, not raised."""
-    order = lexicographic_order(coords)
+def build_index(coords: np.ndarray, *, presorted: bool = False) -> CoordIndex:
+    """Index of (n, 4) int32 coordinates; duplicates are reported, not raised.
+
+    presorted: the rows are known to be in order.
+    """
+    columns = columns_of(coords)
+    order = None if presorted else lexicographic_order(columns)
     rows = coords if order is None else np.take(coords, order, axis=0)
-    slab_keys, slab = _level(rows[:, 0], rows[:, 1])
-    column_keys, column = _level(slab, rows[:, 2])
+    b, x, y, z = columns if order is None else [np.take(column, order) for column in columns]
+    slab_keys, slab = _level(b, x)
+    column_keys, column = _level(slab, y)
     first = np.empty(len(rows), bool)
     first[:1] = True
     np.not_equal(column[1:], column[:-1], out=first[1:])
-    site_keys = np.append((column.astype(np.int64) << 32) + (rows[:, 3] + BIAS), _END)
+    site_keys = np.append((column.astype(np.int64) << 32) + (z + BIAS), _END)
     same = np.flatnonzero(site_keys[1:-1] == site_keys[:-2])
     duplicate = None
     if len(same):
@@ -138,7 +80,9 @@ def build_index(coords: np.ndarray) -> CoordIndex:
 def find(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Position of each wanted key in a sorted key array with sentinel, int32; -1 where absent."""
     place = np.searchsorted(keys, wanted)
-    return np.where(keys[place] == wanted, place, -1).astype(np.int32)
+    found = place.astype(np.int32)
+    found[keys.take(place) != wanted] = -1
+    return found
 
 
 def child_keys(parent: np.ndarray, coordinate: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 from ..backend import executor
 from ..backend.autodiff import differentiable
 from ..backend.host import empty, parallel, view32
-from .gather_gemm import by_rank, for_each_block, gather
+from .gather_gemm import Scratch, add_rows, by_rank, for_each_block, gather
 from .neighbors import TapPairs
 
 Parts = list[tuple[int, np.ndarray, "slice | np.ndarray"]]
@@ -43,15 +43,12 @@ def max_pool(x: mx.array, pairs: TapPairs, rows: int) -> mx.array:
     """
     executor()
     dtype = x.dtype
-    winner: list[np.ndarray] = []
 
     def forward(x: mx.array) -> mx.array:
-        out, taps = _max(view32(x), pairs, rows)
-        winner[:] = [taps]
-        return out.astype(dtype)
+        return _max(view32(x), pairs, rows).astype(dtype)
 
     def gradient(ct: mx.array, x: mx.array) -> mx.array:
-        return _max_gradient(view32(ct), winner[0], pairs, x.shape[0]).astype(dtype)
+        return _max_gradient(view32(ct), view32(x), pairs).astype(dtype)
 
     return differentiable("max pooling", forward, (gradient,), x)
 
@@ -65,11 +62,13 @@ def _sum(
     if before is not None:
         source = source * before[:, None]
 
+    scratch = Scratch()
+
     def work(first: int, last: int, parts: Parts) -> None:
         total = np.zeros((last - first, x.shape[1]), np.float32)
-        buffer = np.empty_like(total)
+        buffer, sums = scratch(x.shape[1], x.shape[1])
         for _, ranks, target in parts:
-            total[target] += gather(source, ranks, buffer)
+            add_rows(total, target, gather(source, ranks, buffer), sums)
         if after is not None:
             total *= after[first:last, None]
         y[slice(first, last) if pairs.out_order is None else pairs.out_order[first:last]] = total
@@ -78,18 +77,49 @@ def _sum(
     return out
 
 
-def _max(x: np.ndarray, pairs: TapPairs, rows: int) -> tuple[mx.array, np.ndarray]:
-    """Maximum by output row, and the winning tap by output rank ((num_out, C) int32, -1: none)."""
+def _max(x: np.ndarray, pairs: TapPairs, rows: int) -> mx.array:
     channels = x.shape[1]
     out, y = empty((rows, channels), mx.float32)
     y[pairs.num_out :] = 0
-    winner = np.empty((pairs.num_out, channels), np.int32)
     source = by_rank(x, pairs.in_order, pairs.num_in)
+    scratch = Scratch()
 
     def work(first: int, last: int, parts: Parts) -> None:
-        best = np.zeros((last - first, channels), np.float32)
+        n = last - first
+        buffer, larger, block = scratch(channels, channels, channels)
+        best = y[first:last] if pairs.out_order is None else block[:n]
+        best.fill(-np.inf)
+        for _, ranks, target in parts:
+            value = gather(source, ranks, buffer)
+            if isinstance(target, slice):
+                np.maximum(best, value, out=best)
+            else:
+                current = np.take(best, target, axis=0, out=larger[: len(target)], mode="clip")
+                best[target] = np.maximum(current, value, out=current)
+        best[~_reached(n, parts)] = 0
+        if pairs.out_order is not None:
+            y[pairs.out_order[first:last]] = best
+
+    for_each_block(pairs, work, blas=False)
+    return out
+
+
+def _reached(n: int, parts: Parts) -> np.ndarray:
+    """Which of a block's n outputs have a pair: (n,) bool."""
+    reached = np.zeros(n, bool)
+    for _, _, target in parts:
+        reached[target] = True
+    return reached
+
+
+def _winner(x: np.ndarray, pairs: TapPairs) -> np.ndarray:
+    """First tap that attains the maximum, by output rank: (num_out, C) int32, -1 without inputs."""
+    source = by_rank(x, pairs.in_order, pairs.num_in)
+    winner = np.full((pairs.num_out, x.shape[1]), -1, np.int32)
+
+    def work(first: int, last: int, parts: Parts) -> None:
+        best = np.zeros((last - first, x.shape[1]), np.float32)
         tap_of = winner[first:last]
-        tap_of[:] = -1
         buffer = np.empty_like(best)
         for tap, ranks, target in parts:
             value = gather(source, ranks, buffer)
@@ -98,16 +128,16 @@ def _max(x: np.ndarray, pairs: TapPairs, rows: int) -> tuple[mx.array, np.ndarra
             better = (owner < 0) | (value > current) | ((value != value) & (current == current))
             best[target] = np.where(better, value, current)
             tap_of[target] = np.where(better, np.int32(tap), owner)
-        y[slice(first, last) if pairs.out_order is None else pairs.out_order[first:last]] = best
 
     for_each_block(pairs, work, blas=False)
-    return out, winner
+    return winner
 
 
-def _max_gradient(ct: np.ndarray, winner: np.ndarray, pairs: TapPairs, rows: int) -> mx.array:
-    out, dx = empty((rows, ct.shape[1]), mx.float32)
+def _max_gradient(ct: np.ndarray, x: np.ndarray, pairs: TapPairs) -> mx.array:
+    out, dx = empty((x.shape[0], ct.shape[1]), mx.float32)
     dx[pairs.num_in :] = 0
     grads = by_rank(ct, pairs.out_order, pairs.num_out)
+    winner = _winner(x, pairs)
 
     def work(first: int, last: int, parts: Parts) -> None:
         total = np.zeros((last - first, ct.shape[1]), np.float32)

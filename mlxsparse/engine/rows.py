@@ -7,7 +7,7 @@ import numpy as np
 
 from ..backend import executor
 from ..backend.autodiff import differentiable
-from ..backend.host import empty, view, view32
+from ..backend.host import empty, parallel, view, view32
 from ..errors import MLXSparseError
 
 
@@ -34,8 +34,11 @@ class Segments:
         """(n, C) float32 -> (num_groups, C) float64."""
         kept = values if self.kept is None else values[self.kept]
         total = np.empty((kept.shape[1], self.num_groups))
-        for c in range(kept.shape[1]):
+
+        def work(c: int) -> None:
             total[c] = np.bincount(self.ids, weights=kept[:, c], minlength=self.num_groups)
+
+        parallel(work, kept.shape[1], small=kept.size < 100_000)
         return total.T
 
 

@@ -10,17 +10,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .index import sorted_unique
+from .sorting import Columns, columns_of, sorted_unique
 
 Triple = tuple[int, int, int]
+# (coordinates along one axis, axis, tap) -> (outputs, which of them exist or None for all)
 Candidates = Callable[[np.ndarray, int, int], tuple[np.ndarray, np.ndarray | None]]
 
 
 def parents(coords: np.ndarray, stride: Triple) -> np.ndarray:
     """Distinct ``floor(c / stride)``: (n, 4) integers -> (m, 4) int64."""
-    if tuple(stride) == (1, 1, 1):
-        return sorted_unique(coords)
-    return sorted_unique(np.floor_divide(coords, np.array((1, *stride), coords.dtype)))
+    batch, *axes = columns_of(coords)
+    return sorted_unique([batch, *(c if s == 1 else np.floor_divide(c, s) for c, s in zip(axes, stride))])
 
 
 def touched(
@@ -30,10 +30,11 @@ def touched(
 
     def candidates(c: np.ndarray, axis: int, k: int) -> tuple[np.ndarray, np.ndarray | None]:
         o = c + (padding[axis] - k * dilation[axis])
-        if stride[axis] == 1:
+        s = stride[axis]
+        if s == 1:
             return o, None
-        o, rest = np.divmod(o, stride[axis])
-        return o, rest == 0
+        quotient = np.floor_divide(o, s)
+        return quotient, quotient * s == o
 
     return _expand(coords, size, candidates, bounds)
 
@@ -50,19 +51,21 @@ def generated(
 
 
 def _expand(coords: np.ndarray, size: Triple, candidates: Candidates, bounds: Triple | None) -> np.ndarray:
-    rows = coords.astype(np.int64)
+    columns: Columns = [c.astype(np.int64) for c in columns_of(coords)]
     for axis in range(3):
-        pieces = []
+        pieces: list[list[np.ndarray]] = []
         for k in range(size[axis]):
-            o, keep = candidates(rows[:, axis + 1], axis, k)
+            o, keep = candidates(columns[axis + 1], axis, k)
             if bounds is not None:
                 inside = (o >= 0) & (o < bounds[axis])
                 keep = inside if keep is None else keep & inside
-            piece = rows.copy()
-            piece[:, axis + 1] = o
-            pieces.append(piece if keep is None else piece[keep])
-        rows = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        # Axes that cannot produce a site twice leave the sorting to the end.
+            piece = [o if i == axis + 1 else c for i, c in enumerate(columns)]
+            if keep is not None:
+                kept = np.flatnonzero(keep)
+                piece = [c.take(kept) for c in piece]
+            pieces.append(piece)
+        columns = pieces[0] if len(pieces) == 1 else [np.concatenate(parts) for parts in zip(*pieces)]
+        # Sites met twice are merged before the next axis multiplies them; the last time is below.
         if len(pieces) > 1 and axis < 2:
-            rows = sorted_unique(rows)
-    return sorted_unique(rows)
+            columns = columns_of(sorted_unique(columns))
+    return sorted_unique(columns)

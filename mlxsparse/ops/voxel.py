@@ -13,12 +13,15 @@ from ..backend import host
 from ..coords import CoordinateManager, default_manager
 from ..coords.geometry import TripleLike
 from ..coords.keys import check_coordinates
-from ..engine.index import LIMIT, lexicographic_order, lookup
+from ..engine import interpolate
+from ..engine.index import lookup
+from ..engine.labels import HIGHEST, majority
+from ..engine.quantise import merge, place_in_group, quantise
 from ..engine.rows import Segments, segment_reduce, take_rows
+from ..engine.sorting import columns_of
 from ..errors import CoordinateRangeError, DTypeError, MLXSparseError, ShapeError
 from ..tensor import SparseTensor, _check_feats
 
-FLOAT32_CELLS = 2.0**22  # beyond it a float32 quotient resolves less than a quarter of a voxel
 REDUCTIONS = ("mean", "sum", "max", "min", "first")
 
 
@@ -46,14 +49,18 @@ class Voxels:
         feats: SparseTensor | None = None,
         batch: mx.array | np.ndarray | None = None,
     ) -> mx.array:
-        """Features at points: (N, C); 0 where a point's voxel is not there.
+        """Features at points: (N, C), differentiable in the voxels' features.
 
-        points (N, 3) in the unit of the voxelized ones, default those themselves; batch (N,) their
-        batch numbers. feats: the tensor to read, for example a network's output on these voxels;
-        default `tensor`. "nearest" is the voxel that contains the point.
+        points (N, 3) in the unit of the voxelized ones, "nearest" by default those themselves; batch
+        (N,) their batch numbers. feats: the tensor to read, for example a network's output on these
+        voxels; default `tensor`.
+
+        "nearest" is the voxel that contains the point, 0 where that is not there. "trilinear"
+        interpolates between the 8 voxel centres around the point; voxels that are not there share
+        out their weight, and without any of the 8 the value is 0.
         """
-        if mode != "nearest":
-            raise MLXSparseError(f'mode must be "nearest", got {mode!r}')
+        if mode not in ("nearest", "trilinear"):
+            raise MLXSparseError(f'mode must be "nearest" or "trilinear", got {mode!r}')
         source = self.tensor if feats is None else feats
         if not isinstance(source, SparseTensor) or isinstance(points, SparseTensor):
             raise DTypeError(
@@ -61,6 +68,8 @@ class Voxels:
             )
         if source.stride != self.tensor.stride:
             raise MLXSparseError(f"feats has stride {source.stride}, the voxels {self.tensor.stride}")
+        if points is None and mode == "trilinear":
+            raise MLXSparseError('devoxelize(mode="trilinear") needs points: pass the cloud')
         if points is None:
             if source.key is not self.tensor.key:
                 rows = lookup(source.key.index, host.view(self.tensor.coords))
@@ -70,13 +79,67 @@ class Voxels:
                 rows = host.view(self.point_to_voxel)
         else:
             xyz, wide = _points(points)
-            cells, valid = _quantise(xyz, wide, np.array(self.origin), np.array(self.voxel_size), None)
-            sites = np.zeros((len(xyz), 4), np.int64)
-            sites[:, 0] = 0 if batch is None else _batch(batch, len(xyz))
-            sites[valid, 1:] = cells
-            rows = lookup(source.key.index, sites)
-            rows[~valid] = -1
+            cells, valid = quantise(xyz, wide, np.array(self.origin), np.array(self.voxel_size), None)
+            items = np.zeros(len(xyz), np.int64) if batch is None else _batch(batch, len(xyz))
+            if mode == "trilinear":
+                return self._between(source, xyz.astype(np.float64 if wide else np.float32), items, valid)
+            if valid is None:
+                rows = lookup(source.key.index, np.stack([items, *cells], axis=1))
+            else:
+                rows = np.full(len(xyz), -1, np.int32)
+                rows[valid] = lookup(source.key.index, np.stack([items[valid], *cells], axis=1))
         return take_rows(source.feats, rows)
+
+    def _between(
+        self, source: SparseTensor, xyz: np.ndarray, items: np.ndarray, valid: np.ndarray | None
+    ) -> mx.array:
+        """Features at points (N, 3), interpolated in their float type; 0 where not `valid`."""
+        n = len(xyz)
+        kept = np.arange(n) if valid is None else np.flatnonzero(valid)
+        low, part = [], []
+        for axis in range(3):
+            kind = xyz.dtype.type
+            place = (xyz[kept, axis] - kind(self.origin[axis])) / kind(self.voxel_size[axis]) - kind(0.5)
+            below = np.floor(place)
+            low.append(below.astype(np.int64))
+            part.append(place - below)
+        rows, weights = np.full((n, 8), -1, np.int32), np.zeros((n, 8), np.float32)
+        rows[kept], weights[kept] = interpolate.corners(source.key.index, items[kept], low, part)
+        return interpolate.interpolate(source.feats, rows, weights, n)
+
+    def mode(self, labels: mx.array | np.ndarray, num_classes: int | None = None) -> mx.array:
+        """Most frequent label of each voxel's points: (V,) int32; of equals the smallest.
+
+        labels (N,) integers from 0, below num_classes if that is given; -1 is no label, and a voxel
+        without a labelled point gets -1. All points of a voxel vote, those past max_points too.
+        Raises ShapeError, DTypeError, and MLXSparseError for other numbers.
+        """
+        values = host.view(labels) if isinstance(labels, mx.array) else np.asarray(labels)
+        if values.shape != tuple(self.point_to_voxel.shape):
+            raise ShapeError(
+                f"labels must have shape {tuple(self.point_to_voxel.shape)}, one per voxelized point, got "
+                f"{values.shape}"
+            )
+        if values.dtype.kind not in "iu":
+            raise DTypeError(f"labels must be integers, got {values.dtype}; convert them with .astype")
+        top = HIGHEST if num_classes is None else num_classes - 1
+        if len(values) and (int(values.min()) < -1 or int(values.max()) > top):
+            raise MLXSparseError(
+                f"labels must lie in [0, {top}], or be -1 for no label, got {values.min()}..{values.max()}"
+            )
+        rows = host.view(self.point_to_voxel)
+        return host.to_mlx(majority(rows, values, self.tensor.num_active))
+
+    @property
+    def num_dropped_points(self) -> int:
+        """Points without a voxel: not finite, out of bounds, or in a voxel past max_voxels."""
+        return int((host.view(self.point_to_voxel) < 0).sum())
+
+    @property
+    def num_overfull_points(self) -> int:
+        """Points whose voxel had max_points already: they keep its row, its features leave them out."""
+        kept = self.point_to_voxel.shape[0] - self.num_dropped_points
+        return kept - int(host.view(self.counts).sum())
 
 
 def voxelize(
@@ -132,26 +195,24 @@ def voxelize(
     if values.shape[0] != len(xyz):
         raise ShapeError(f"feats has {values.shape[0]} rows for {len(xyz)} points")
 
-    cells, valid = _quantise(xyz, wide, start, size, limits)
+    cells, valid = quantise(xyz, wide, start, size, limits)
     items = None if batch is None else _batch(batch, len(xyz))
     if batch_size is None:
         batch_size = 1 if items is None else (int(items.max()) + 1 if len(items) else 0)
     elif items is not None and len(items) and int(items.max()) >= batch_size:
         raise CoordinateRangeError(f"batch has number {int(items.max())}, but batch_size={batch_size}")
-    sites = np.zeros((len(cells), 4), np.int64)
-    sites[:, 1:] = cells
-    if items is not None:
-        sites[:, 0] = items[valid]
-
-    voxels, group, place = _group(sites, max_voxels)
-    full = np.full(len(xyz), -1, np.int32)
-    full[valid] = group
+    if items is None:
+        items = np.zeros(len(xyz), np.int64)
+    sites, number, _ = merge([items if valid is None else items[valid], *cells], max_voxels)
+    full = number
+    if valid is not None:
+        full = np.full(len(xyz), -1, np.int32)
+        full[valid] = number
     used = full
     if max_points is not None:
-        used = full.copy()
-        used[np.flatnonzero(valid)[place >= max_points]] = -1
-    segments = Segments(used, len(voxels))
-    key = (manager or default_manager()).created(voxels, 1, batch_size)
+        used = np.where(place_in_group(full, len(sites)) < max_points, full, np.int32(-1))
+    segments = Segments(used, len(sites))
+    key = (manager or default_manager()).created(sites, 1, batch_size)
     tensor = SparseTensor._of(key, segment_reduce(values, segments, reduce))
     return Voxels(
         tensor,
@@ -181,11 +242,11 @@ def coalesce(
     rows = host.view(check_coordinates(coords))
     if len(rows) != values.shape[0]:
         raise ShapeError(f"coords has {len(rows)} rows, feats has {values.shape[0]}; they must agree")
-    sites, group, _ = _group(rows, None)
+    sites, number, _ = merge(columns_of(rows))
     manager = manager or default_manager()
     # insert checks the range and the batch numbers, as for any tensor.
     key = manager.insert(sites.astype(np.int32), stride, batch_size=batch_size)
-    return SparseTensor._of(key, segment_reduce(values, Segments(group, len(sites)), reduce))
+    return SparseTensor._of(key, segment_reduce(values, Segments(number, len(sites)), reduce))
 
 
 # ---------------------------------------------------------------- parts
@@ -228,51 +289,3 @@ def _batch(batch: Any, n: int) -> np.ndarray:
             f"batch numbers must lie in [0, 2**31), got {int(items.min())}..{int(items.max())}"
         )
     return items
-
-
-def _quantise(
-    xyz: np.ndarray, wide: bool, origin: np.ndarray, size: np.ndarray, limits: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """(cells of the valid points (m, 3) int64, valid (N,) bool)."""
-    kind = np.float64 if wide else np.float32
-    valid = np.isfinite(xyz).all(axis=1)
-    if limits is not None:
-        with np.errstate(invalid="ignore"):
-            valid &= ((xyz >= limits[:3].astype(kind)) & (xyz < limits[3:].astype(kind))).all(axis=1)
-    kept = xyz if valid.all() else xyz[valid]
-    quotient = (kept - origin.astype(kind)) / size.astype(kind)
-    reach = float(np.abs(quotient).max()) if quotient.size else 0.0
-    if not wide and reach > FLOAT32_CELLS:
-        raise CoordinateRangeError(
-            f"float32 points reach {reach:.3g} voxels from the origin, past 2**22 where float32 misplaces "
-            "them: pass NumPy points (float64), or a nearer origin="
-        )
-    if reach >= LIMIT:
-        raise CoordinateRangeError(
-            f"points reach {reach:.3g} voxels from the origin, at most 2**30: pass origin="
-        )
-    return np.floor(quotient).astype(np.int64), valid
-
-
-def _group(sites: np.ndarray, max_voxels: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Distinct sites (sorted), the site row of each input (or -1), and its place among its site's inputs."""
-    n = len(sites)
-    order = lexicographic_order(sites)
-    ranked = sites if order is None else sites[order]
-    order = np.arange(n) if order is None else order
-    first = np.ones(n, bool)
-    first[1:] = np.any(ranked[1:] != ranked[:-1], axis=1)
-    starts = np.flatnonzero(first)
-    number = np.cumsum(first) - 1
-    group = np.empty(n, np.int32)
-    place = np.empty(n, np.int64)
-    group[order] = number
-    place[order] = np.arange(n) - starts[number]
-    voxels = ranked[starts]
-    if max_voxels is not None and len(starts) > max_voxels:
-        # Inputs of a site are in input order, so its first one is at its start.
-        kept = np.sort(np.argsort(order[starts], kind="stable")[:max_voxels])
-        renumber = np.full(len(starts), -1, np.int32)
-        renumber[kept] = np.arange(max_voxels, dtype=np.int32)
-        group, voxels = renumber[group], voxels[kept]
-    return voxels, group, place

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mlxsparse.engine.index import LIMIT, build_index, lexicographic_order, lookup, sorted_unique
+from mlxsparse.engine.index import LIMIT, build_index, lookup
+from mlxsparse.engine.sorting import columns_of, lexicographic_order, sorted_unique, stable_argsort
 
 near = st.integers(-3, 3)
 far = st.integers(-LIMIT + 1, LIMIT - 1)
@@ -25,14 +26,14 @@ sites = (
 
 @given(sites)
 def test_order_is_lexicographic_and_stable(coords):
-    order = lexicographic_order(coords)
+    order = lexicographic_order(columns_of(coords))
     want = np.lexsort(coords.T[::-1])
     assert np.array_equal(np.arange(len(coords)) if order is None else order, want)
 
 
 @given(sites)
 def test_sorted_unique(coords):
-    assert np.array_equal(sorted_unique(coords), np.unique(coords, axis=0).reshape(-1, 4))
+    assert np.array_equal(sorted_unique(columns_of(coords)), np.unique(coords, axis=0).reshape(-1, 4))
 
 
 @given(sites, sites)
@@ -58,3 +59,15 @@ def test_points_2_to_the_21_apart_do_not_alias_spconv_532_545():
     coords = np.array([[0, 0, 0, 0], [0, 2**21, 0, 0], [0, 0, 2**21, 0], [0, 0, 0, 2**21]], np.int32)
     assert build_index(coords).duplicate is None
     assert lookup(build_index(coords), np.array([[0, 0, 0, 2**20]])).tolist() == [-1]
+
+
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize("bits", [1, 16, 17, 40, 62])
+def test_both_sorts_are_stable(vector, bits, monkeypatch):
+    from mlxsparse.engine import sorting
+
+    monkeypatch.setattr(sorting, "_vector_sort", lambda: vector)
+    rng = np.random.default_rng(bits)
+    key = rng.integers(0, 2**bits, 3000)
+    key[::3] = key[0]
+    assert np.array_equal(stable_argsort(key, bits), np.argsort(key, kind="stable"))

@@ -1,0 +1,318 @@
+"""Nearest sites, exactly, on the host: a tree of bounding boxes over sites in Hilbert order.
+
+Sites and queries are put in one Hilbert order. Runs of LEAF sites of one batch item are leaves;
+every FAN boxes make a box of the next level. Runs of GROUP queries descend the tree together and
+keep the boxes that may hold one of their neighbours; the sites of the kept leaves are compared one
+by one. Distances are float64, ((x - qx)**2 + (y - qy)**2) + (z - qz)**2; a box's bound is rounded in
+the same steps, so it is never above the distance of a site in it and no neighbour is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ..backend.host import parallel
+from .curves import curve_order
+from .index import LIMIT
+
+LEAF, FAN, GROUP = 4, 8, 8
+PAIRS = 1 << 17  # (group, box) pairs that descend together
+CANDIDATES = 1 << 17  # (query, site) distances of one block
+
+
+class Boxes(NamedTuple):
+    """One level of the tree: (m, 3) float64 corners, (m,) range of batch items, (m,) number of sites."""
+
+    low: np.ndarray
+    high: np.ndarray
+    first_batch: np.ndarray
+    last_batch: np.ndarray
+    sites: np.ndarray
+
+
+class Found(NamedTuple):
+    """Neighbours of each query, nearest first: (Q, k) rows, -1 where there is none; (Q, k) float64
+    squared distances, inf where there is none; (Q,) how many sites lie in range."""
+
+    rows: np.ndarray
+    squares: np.ndarray
+    counts: np.ndarray
+
+
+def nearest(
+    sites: np.ndarray, queries: np.ndarray, batch: np.ndarray, k: int, square: float = np.inf
+) -> Found:
+    """The k nearest sites of each query's batch item within a squared distance; ties by lower row.
+
+    sites (n, 4) integers by row, queries (Q, 3) float64, batch (Q,) integers. With a finite `square`
+    counts are exact; without, they are the number of rows found.
+    """
+    found = Found(
+        np.full((len(queries), k), -1, np.int32),
+        np.full((len(queries), k), np.inf),
+        np.zeros(len(queries), np.int64),
+    )
+    if len(sites) == 0 or len(queries) == 0:
+        return found
+    cells = np.empty((len(sites) + len(queries), 4), np.int64)
+    cells[: len(sites)] = sites
+    cells[len(sites) :, 0] = batch
+    np.clip(np.floor(queries), 1 - LIMIT, LIMIT - 1, out=cells[len(sites) :, 1:], casting="unsafe")
+    order = curve_order(cells, "hilbert")
+    is_query = order >= len(sites)
+    site_order, query_order = order[~is_query], order[is_query] - len(sites)
+    xyz = sites[site_order, 1:].astype(np.float64)
+    items = sites[site_order, 0]
+
+    # Runs of sites (leaves) and of queries (groups) that stay within a batch item.
+    leaf_start, leaf_stop = _runs(items, LEAF)
+    group_start, group_stop = _runs(batch[query_order], GROUP)
+    members = np.minimum(group_start[:, None] + np.arange(GROUP), group_stop[:, None] - 1)
+    members = query_order[members]  # (G, GROUP) rows of queries; a short group repeats its last
+    points = queries[members]
+    group_batch = batch[members[:, 0]]
+    low, high = points.min(axis=1), points.max(axis=1)
+    bound = np.full(len(members), square)
+    if square == np.inf:
+        place = np.cumsum(~is_query)[is_query]
+        bound = _first_bound(xyz, items, queries, batch, query_order, place, k)
+        bound = np.maximum.reduceat(bound, group_start)
+
+    levels = _tree(xyz, items, leaf_start, leaf_stop)
+    by_row = np.full((3, len(sites) + 1), np.inf)  # the last column is that of padding
+    by_row[:, :-1] = sites[:, 1:].T
+    padded = np.append(site_order, len(sites))
+    for groups, leaves in _descend(levels, low, high, group_batch, bound, k if square == np.inf else 0):
+        blocks = _blocks(groups)
+
+        def work(i: int, groups: np.ndarray = groups, leaves: np.ndarray = leaves) -> None:
+            first, counts = blocks[i]  # noqa: B023 (it runs before the next round)
+            group = groups[first]
+            rows = _candidates(leaves, first, counts, leaf_start, leaf_stop, padded)
+            step = GROUP if len(first) > 1 else max(1, CANDIDATES // rows.size)
+            for q in range(0, GROUP, step):
+                part = slice(q, q + step)
+                _select(found, members[group, part], points[group, part], rows, by_row, k, square)
+
+        parallel(work, len(blocks))
+    return found
+
+
+def _runs(items: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """(start, stop) of runs of at most `length` entries of sorted `items`, one item a run."""
+    n = len(items)
+    first = np.empty(n, bool)
+    first[0] = True
+    np.not_equal(items[1:], items[:-1], out=first[1:])
+    starts = np.flatnonzero(first)
+    place = np.arange(n) - np.repeat(starts, np.diff(np.append(starts, n)))
+    start = np.flatnonzero(place % length == 0)
+    return start, np.append(start[1:], n)
+
+
+def _tree(xyz: np.ndarray, items: np.ndarray, start: np.ndarray, stop: np.ndarray) -> list[Boxes]:
+    """Levels of boxes, leaves first; the last level has at most FAN."""
+    level = Boxes(
+        np.minimum.reduceat(xyz, start, axis=0),
+        np.maximum.reduceat(xyz, start, axis=0),
+        items[start],
+        items[start],
+        stop - start,
+    )
+    levels = [level]
+    while len(level.sites) > FAN:
+        at = np.arange(0, len(level.sites), FAN)
+        level = Boxes(
+            np.minimum.reduceat(level.low, at, axis=0),
+            np.maximum.reduceat(level.high, at, axis=0),
+            level.first_batch[at],
+            level.last_batch[np.append(at[1:], len(level.sites)) - 1],
+            np.add.reduceat(level.sites, at),
+        )
+        levels.append(level)
+    return levels
+
+
+def _first_bound(
+    xyz: np.ndarray,
+    items: np.ndarray,
+    queries: np.ndarray,
+    batch: np.ndarray,
+    query_order: np.ndarray,
+    place: np.ndarray,
+    k: int,
+) -> np.ndarray:
+    """A squared distance within which each query, in curve order, has k sites; inf where it has not k.
+
+    It is the k-th distance among the sites before and after it on the curve.
+    """
+    wanted = batch[query_order]
+    start, stop = np.searchsorted(items, wanted), np.searchsorted(items, wanted, side="right")
+    bound = np.full(len(query_order), np.inf)
+    window = min(2 * k + 8, int((stop - start).max()))
+    if window < k:
+        return bound
+    begin = np.maximum(np.minimum(place - window // 2, stop - window), start)
+    step = max(1, CANDIDATES // window)
+
+    def work(i: int) -> None:
+        rows = slice(i * step, (i + 1) * step)
+        at = begin[rows, None] + np.arange(window)
+        inside = at < stop[rows, None]
+        squares = _squares(xyz[np.minimum(at, len(xyz) - 1)], queries[query_order[rows], None])
+        squares[~inside] = np.inf
+        bound[rows] = np.partition(squares, k - 1, axis=1)[:, k - 1]
+
+    parallel(work, -(-len(query_order) // step))
+    return bound
+
+
+def _squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Squared distances of points in the last axis, broadcast."""
+    total = np.square(a[..., 0] - b[..., 0])
+    for axis in (1, 2):
+        difference = a[..., axis] - b[..., axis]
+        difference *= difference
+        total += difference
+    return total
+
+
+def _descend(
+    levels: list[Boxes], low: np.ndarray, high: np.ndarray, batch: np.ndarray, bound: np.ndarray, k: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(groups, leaves) of the pairs that may hold a neighbour, groups ascending, block by block.
+
+    With k, a box of k sites or more lowers the bound of the groups that see it.
+    """
+    top, step = len(levels) - 1, max(1, PAIRS // FAN)
+    stack = []
+    for begin in range(0, len(low), step):
+        groups = np.arange(begin, min(begin + step, len(low)))
+        boxes = np.arange(len(levels[top].sites))
+        stack.append((top, np.repeat(groups, len(boxes)), np.tile(boxes, len(groups))))
+    while stack:
+        depth, groups, boxes = stack.pop()
+        if len(groups) > PAIRS and groups[0] != groups[-1]:
+            middle = int(np.searchsorted(groups, groups[len(groups) // 2]))
+            middle = middle or int(np.searchsorted(groups, groups[0], side="right"))
+            stack += [(depth, groups[:middle], boxes[:middle]), (depth, groups[middle:], boxes[middle:])]
+            continue
+        level = levels[depth]
+        item = batch[groups]
+        same = (level.first_batch[boxes] <= item) & (level.last_batch[boxes] >= item)
+        groups, boxes = groups[same], boxes[same]
+        if k:
+            _lower(bound, level, groups, boxes, low, high, k)
+        gap = np.zeros(len(groups))
+        for axis in range(3):
+            after = level.low[boxes, axis] - high[groups, axis]
+            before = low[groups, axis] - level.high[boxes, axis]
+            gap += np.square(np.maximum(np.maximum(after, before), 0.0))
+        near = gap <= bound[groups]
+        groups, boxes = groups[near], boxes[near]
+        if depth == 0:
+            if len(groups):
+                yield groups, boxes
+            continue
+        children = boxes[:, None] * FAN + np.arange(FAN)
+        there = children < len(levels[depth - 1].sites)
+        stack.append((depth - 1, np.repeat(groups, FAN)[there.ravel()], children[there]))
+
+
+def _lower(
+    bound: np.ndarray,
+    level: Boxes,
+    groups: np.ndarray,
+    boxes: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    k: int,
+) -> None:
+    """Every site of a box lies within the farthest corners' distance."""
+    full = (level.sites[boxes] >= k) & (level.first_batch[boxes] == level.last_batch[boxes])
+    groups, boxes = groups[full], boxes[full]
+    if len(groups) == 0:
+        return
+    reach = np.zeros(len(groups))
+    for axis in range(3):
+        above = level.high[boxes, axis] - low[groups, axis]
+        below = high[groups, axis] - level.low[boxes, axis]
+        reach += np.square(np.maximum(above, below))
+    starts = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
+    at = groups[starts]
+    bound[at] = np.minimum(bound[at], np.minimum.reduceat(reach, starts))
+
+
+def _blocks(groups: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(start, number) of the pairs of each group, in blocks of groups with about as many pairs."""
+    first = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
+    counts = np.diff(np.append(first, len(groups)))
+    order = np.argsort(counts, kind="stable")
+    first, counts = first[order], counts[order]
+    blocks, begin = [], 0
+    while begin < len(first):
+        least = int(counts[begin])
+        end = begin + max(1, CANDIDATES // (GROUP * LEAF * least))
+        end = min(end, int(np.searchsorted(counts, least + least // 4, side="right")))
+        blocks.append((first[begin:end], counts[begin:end]))
+        begin = end
+    return blocks
+
+
+def _candidates(
+    leaves: np.ndarray,
+    first: np.ndarray,
+    counts: np.ndarray,
+    start: np.ndarray,
+    stop: np.ndarray,
+    padded: np.ndarray,
+) -> np.ndarray:
+    """Rows (g, m) of the sites in each group's leaves, ascending, then padding (the number of sites)."""
+    place = np.arange(int(counts[-1]))
+    leaf = leaves[np.minimum(first[:, None] + place, len(leaves) - 1)]
+    end = np.where(place < counts[:, None], stop[leaf], 0)
+    rank = start[leaf][..., None] + np.arange(LEAF)
+    rows = padded[np.where(rank < end[..., None], rank, len(padded) - 1).reshape(len(first), -1)]
+    rows.sort(axis=1)
+    return rows
+
+
+def _select(
+    found: Found,
+    members: np.ndarray,
+    points: np.ndarray,
+    rows: np.ndarray,
+    by_row: np.ndarray,
+    k: int,
+    square: float,
+) -> None:
+    """Write the k nearest of each query: members (g, q), points (g, q, 3), rows (g, m)."""
+    squares = np.zeros((*members.shape, rows.shape[1]))
+    for axis in range(3):
+        difference = by_row[axis][rows][:, None] - points[..., axis, None]
+        difference *= difference
+        squares += difference
+    squares = squares.reshape(-1, rows.shape[1])
+    limit = np.full(len(squares), square)
+    if k < squares.shape[1]:
+        limit = np.minimum(limit, np.partition(squares, k - 1, axis=1)[:, k - 1])
+    if square < np.inf:
+        found.counts[members.ravel()] = (squares <= square).sum(axis=1)
+    query, column = np.nonzero((squares <= limit[:, None]) & (squares < np.inf))
+    # At most k of each and those that tie with the k-th; columns, and so ties, are in row order.
+    counts = np.bincount(query, minlength=len(squares))
+    most = int(counts.max(initial=0))
+    place = np.arange(len(query)) - np.repeat(np.cumsum(counts) - counts, counts)
+    value = np.full((len(squares), most), np.inf)
+    value[query, place] = squares[query, column]
+    label = np.full((len(squares), most), -1, np.int64)
+    label[query, place] = rows[query // members.shape[1], column]
+    order = np.argsort(value, axis=1, kind="stable")[:, :k]
+    width = order.shape[1]
+    found.rows[members.ravel(), :width] = np.take_along_axis(label, order, axis=1)
+    found.squares[members.ravel(), :width] = np.take_along_axis(value, order, axis=1)
+    if square == np.inf:
+        found.counts[members.ravel()] = np.minimum(counts, k)
