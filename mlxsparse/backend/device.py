@@ -39,7 +39,7 @@ def info() -> dict[str, Any]:
     """What runs where: MLX version, default device, executor, host threads and their BLAS control."""
     from importlib.metadata import version
 
-    from . import host
+    from . import fast, host
 
     try:
         name = executor()
@@ -54,4 +54,5 @@ def info() -> dict[str, Any]:
         "cuda": bool(getattr(mx, "cuda", None) and mx.cuda.is_available()),
         "host_threads": host.num_threads(),
         "blas_threads": host.blas_control(),
+        "fast": fast.available(),
     }

@@ -48,6 +48,8 @@ class Record:
         self.presorted = False  # rows are sorted by (batch, x, y, z)
         self.index: CoordIndex | None = None
         self.derived: dict[Rule, Record] = {}
+        # By stride: the parents derived from here, and each rank's parent rank.
+        self.parents: dict[Triple, tuple[weakref.ref[Record], np.ndarray]] = {}
         # By output record, held weakly: a map dies with either end.
         self.maps: weakref.WeakKeyDictionary[Record, dict[Kernel, KernelMap]] = weakref.WeakKeyDictionary()
 

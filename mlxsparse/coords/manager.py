@@ -187,8 +187,7 @@ class CoordinateManager:
                 return found
             record = key._record.derived.get(rule)
             if record is None:
-                sites = _derive(key, kernel, support, bounds)
-                record = sorted_record(sites, lattice, key.batch_size, bounds, capacity)
+                record = _derive(key, kernel, support, lattice, bounds, capacity)
                 key._record.derived[rule] = record
                 self._built["coordinates"] += 1
                 trace(f"coordinates {support} {key.count} -> {record.count} sites")
@@ -235,9 +234,7 @@ class CoordinateManager:
             if found is not None:
                 self._hits["maps"] += 1
                 return found
-            pairs = neighbors.tap_pairs(
-                in_key.index, out_key.index, kernel.size, kernel.stride, kernel.padding, kernel.dilation
-            )
+            pairs = _pairs(in_key, out_key, kernel)
             found = maps[kernel] = KernelMap(kernel, pairs)
             self._built["maps"] += 1
         trace(f"kernel map {kernel.size} {in_key.count} -> {out_key.count} sites, {found.num_pairs} pairs")
@@ -267,6 +264,7 @@ class CoordinateManager:
                 key._derived.clear()
                 key._record.derived.clear()
                 key._record.maps.clear()
+                key._record.parents.clear()
                 key._record.index = None
 
 
@@ -293,14 +291,33 @@ def _derived_capacity(key: CoordinateMapKey, capacity: int | None, support: str)
     )
 
 
-def _derive(key: CoordinateMapKey, kernel: Kernel, support: str, bounds: Triple | None) -> np.ndarray:
+def _derive(
+    key: CoordinateMapKey,
+    kernel: Kernel,
+    support: str,
+    lattice: Triple,
+    bounds: Triple | None,
+    capacity: int | None,
+) -> Record:
     coords = key.index.coords
     if support == "parents":
-        return supports.parents(coords, kernel.stride)
+        sites, parent = supports.parents(coords, kernel.stride)
+        record = sorted_record(sites, lattice, key.batch_size, bounds, capacity)
+        key._record.parents[kernel.stride] = weakref.ref(record), parent
+        return record
     build = supports.touched if support == "touched" else supports.generated
     sites = build(coords, kernel.size, kernel.stride, kernel.padding, kernel.dilation, bounds)
     if len(sites) and (int(sites[:, 1:].min()) <= -LIMIT or int(sites[:, 1:].max()) >= LIMIT):
         raise CoordinateRangeError(
             f"the {support} support leaves (-2**30, 2**30): [{sites[:, 1:].min()}, {sites[:, 1:].max()}]"
         )
-    return sites
+    return sorted_record(sites, lattice, key.batch_size, bounds, capacity)
+
+
+def _pairs(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel) -> neighbors.TapPairs:
+    windows = in_key._record.parents.get(kernel.stride) if kernel.covers_once else None
+    if windows is not None and windows[0]() is out_key._record:
+        return neighbors.window_pairs(in_key.index, out_key.index, windows[1], kernel.stride)
+    return neighbors.tap_pairs(
+        in_key.index, out_key.index, kernel.size, kernel.stride, kernel.padding, kernel.dilation
+    )

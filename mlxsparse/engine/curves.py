@@ -15,7 +15,7 @@ from .sorting import columns_of, lexicographic_order, stable_argsort
 ORDERS = ("lexicographic", "morton", "morton-trans", "hilbert", "hilbert-trans")
 LEVELS = 31  # bits per axis of the whole lattice
 WORD = 21  # levels whose 3 bits each fit one 64-bit word
-PERIOD = 3  # levels after which the Hilbert curve in the cell next to the origin has turned full circle
+PERIOD = 3  # levels next to the origin in which a Hilbert curve turns full circle
 CHUNK = 1 << 14  # sites whose temporaries stay in cache
 
 
@@ -31,22 +31,23 @@ def curve_order(coords: np.ndarray, order: str, depth: int | None = None) -> np.
     axes = [np.ascontiguousarray(coords[:, axis], dtype=np.int64) for axis in (1, 2, 3)]
     if order.endswith("-trans"):
         axes[0], axes[1] = axes[1], axes[0]
-    curve = order.removesuffix("-trans")
-    bias, levels = (0, depth) if depth is not None else _levels(axes)
-    high, low = _keys(axes, bias, levels, hilbert=curve == "hilbert")
+    hilbert = order.startswith("hilbert")
+    bias, levels = (0, depth) if depth is not None else _levels(axes, hilbert)
+    high, low = _keys(axes, bias, levels, hilbert)
     return _sorted_rows(coords[:, 0], high, low, levels)
 
 
-def _levels(axes: list[np.ndarray]) -> tuple[int, int]:
+def _levels(axes: list[np.ndarray], hilbert: bool) -> tuple[int, int]:
     """(bias, levels) of the least part of the whole curve that orders these sites as it does.
 
-    With |c| <= 2**m, the levels of the biased coordinate between its top and its m lowest bits repeat
-    the top bit's complement: Morton order needs one of them only, and a Hilbert curve is the same
-    again after PERIOD of them.
+    Where -2**m <= c < 2**m, the bits of c + 2**30 between its top one and its m lowest repeat the
+    complement of the top one. Morton order needs none of these levels. The turns of a Hilbert curve
+    repeat every PERIOD of them, after the first.
     """
     reach = max(max(-int(a.min()), int(a.max()) + 1) for a in axes)
-    m = max(reach - 1, 0).bit_length()
-    m += (LEVELS - 1 - m) % PERIOD
+    m = (reach - 1).bit_length()
+    if hilbert and m < LEVELS - 1:
+        m += 1 + (LEVELS - 2 - m) % PERIOD
     return 1 << m, m + 1
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import numpy as np
 
-from ..backend import executor
+from ..backend import executor, fast
 from ..backend.autodiff import differentiable
 from ..backend.host import empty, parallel, view32
 from .neighbors import TapPairs
@@ -66,7 +66,16 @@ def _swap_channels(w: np.ndarray, groups: int) -> np.ndarray:
 
 def by_rank(values: np.ndarray, order: np.ndarray | None, n: int) -> np.ndarray:
     """The first n rows in rank order (a view when rows already are)."""
-    return values[:n] if order is None else np.take(values, order, axis=0)
+    if order is None:
+        return values[:n]
+    out = np.empty((n, values.shape[1]), values.dtype)
+
+    def work(i: int) -> None:
+        rows = slice(i * CHUNK, (i + 1) * CHUNK)
+        np.take(values, order[rows], axis=0, out=out[rows], mode="clip")
+
+    parallel(work, -(-n // CHUNK), small=out.nbytes < 1 << 22)
+    return out
 
 
 def matmul_groups(a: np.ndarray, w: np.ndarray, groups: int, out: np.ndarray) -> np.ndarray:
@@ -134,6 +143,9 @@ def add_rows(total: np.ndarray, target: slice | np.ndarray, value: np.ndarray, b
     """total[target] += value for distinct rows; `buffer` holds as many rows."""
     if isinstance(target, slice):
         total[target] += value
+        return
+    if fast.available():
+        fast.add_rows(total, target, value)
         return
     # take, add, put: faster than the fancy-indexed +=, which copies twice.
     sums = np.take(total, target, axis=0, out=buffer[: len(target)], mode="clip")

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..backend.host import parallel
 from .index import BIAS, LIMIT, CoordIndex, child_keys, find
+from .sorting import columns_of
 
 Triple = tuple[int, int, int]
 
@@ -82,6 +83,28 @@ def tap_pairs(
         np.concatenate([a for a, _ in found]),
         np.concatenate([b for _, b in found]),
         np.concatenate(([0], np.cumsum(counts, dtype=np.int64))),
+        source.order,
+        query.order,
+        source.size,
+        query.size,
+    )
+
+
+def window_pairs(source: CoordIndex, query: CoordIndex, parent: np.ndarray, stride: Triple) -> TapPairs:
+    """Pairs of windows that tile the lattice (K = s, p = 0, d = 1): `parent` is each input's output rank.
+
+    No search: a site's tap is what floor(c / s) leaves over.
+    """
+    tap = np.zeros(source.size, np.int64)
+    for column, s in zip(columns_of(source.coords)[1:], stride):
+        tap *= s
+        tap += column % s
+    taps = stride[0] * stride[1] * stride[2]
+    order = (tap.astype(np.uint16) if taps <= 2**16 else tap).argsort(kind="stable")
+    return TapPairs(
+        order.astype(np.int32),
+        parent.take(order),
+        np.concatenate(([0], np.cumsum(np.bincount(tap, minlength=taps)))),
         source.order,
         query.order,
         source.size,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
 import numpy as np
 
-from ..backend import executor
+from ..backend import executor, fast
 from ..backend.autodiff import differentiable
 from ..backend.host import empty, parallel, view32
 from .gather_gemm import Scratch, add_rows, by_rank, for_each_block, gather
@@ -58,9 +60,10 @@ def _sum(
 ) -> mx.array:
     out, y = empty((rows, x.shape[1]), mx.float32)
     y[pairs.num_out :] = 0
-    source = by_rank(x, pairs.in_order, pairs.num_in)
     if before is not None:
-        source = source * before[:, None]
+        x = by_rank(x, pairs.in_order, pairs.num_in) * before[:, None]
+        pairs = pairs._replace(in_order=None)
+    source, places, read = _reader(x, pairs)
 
     scratch = Scratch()
 
@@ -68,7 +71,10 @@ def _sum(
         total = np.zeros((last - first, x.shape[1]), np.float32)
         buffer, sums = scratch(x.shape[1], x.shape[1])
         for _, ranks, target in parts:
-            add_rows(total, target, gather(source, ranks, buffer), sums)
+            if fast.available() and not isinstance(target, slice):
+                fast.add_gathered(total, target, source, places(ranks))
+            else:
+                add_rows(total, target, read(ranks, buffer), sums)
         if after is not None:
             total *= after[first:last, None]
         y[slice(first, last) if pairs.out_order is None else pairs.out_order[first:last]] = total
@@ -77,11 +83,26 @@ def _sum(
     return out
 
 
+def _reader(
+    x: np.ndarray, pairs: TapPairs
+) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray, np.ndarray], np.ndarray]]:
+    """(array, its places of ranks, its rows of ranks in a buffer): reordered first if that pays."""
+    order = pairs.in_order
+    if order is None or len(pairs.in_rank) > 2 * pairs.num_in:
+        source = by_rank(x, order, pairs.num_in)
+        return source, lambda ranks: ranks, lambda ranks, buffer: gather(source, ranks, buffer)
+
+    def read(ranks: np.ndarray, buffer: np.ndarray) -> np.ndarray:
+        return np.take(x, order.take(ranks), axis=0, out=buffer[: len(ranks)], mode="clip")
+
+    return x, order.take, read
+
+
 def _max(x: np.ndarray, pairs: TapPairs, rows: int) -> mx.array:
     channels = x.shape[1]
     out, y = empty((rows, channels), mx.float32)
     y[pairs.num_out :] = 0
-    source = by_rank(x, pairs.in_order, pairs.num_in)
+    source, places, read = _reader(x, pairs)
     scratch = Scratch()
 
     def work(first: int, last: int, parts: Parts) -> None:
@@ -90,13 +111,17 @@ def _max(x: np.ndarray, pairs: TapPairs, rows: int) -> mx.array:
         best = y[first:last] if pairs.out_order is None else block[:n]
         best.fill(-np.inf)
         for _, ranks, target in parts:
-            value = gather(source, ranks, buffer)
+            if fast.available() and not isinstance(target, slice):
+                fast.max_rows(best, target, source, places(ranks))
+                continue
+            value = read(ranks, buffer)
             if isinstance(target, slice):
                 np.maximum(best, value, out=best)
             else:
                 current = np.take(best, target, axis=0, out=larger[: len(target)], mode="clip")
                 best[target] = np.maximum(current, value, out=current)
-        best[~_reached(n, parts)] = 0
+        unreached = np.flatnonzero(~_reached(n, parts))
+        best[unreached] = 0
         if pairs.out_order is not None:
             y[pairs.out_order[first:last]] = best
 

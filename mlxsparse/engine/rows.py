@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from ..backend import executor
+from ..backend import executor, fast
 from ..backend.autodiff import differentiable
 from ..backend.host import empty, parallel, view, view32
 from ..errors import MLXSparseError
@@ -32,6 +32,10 @@ class Segments:
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """(n, C) float32 -> (num_groups, C) float64."""
+        if fast.available():
+            sums = np.zeros((self.num_groups, values.shape[1]))
+            fast.segment_sum(values, self.group, sums)
+            return sums
         kept = values if self.kept is None else values[self.kept]
         total = np.empty((kept.shape[1], self.num_groups))
 

@@ -10,17 +10,19 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .sorting import Columns, columns_of, sorted_unique
+from .sorting import Columns, columns_of, group, sorted_unique
 
 Triple = tuple[int, int, int]
 # (coordinates along one axis, axis, tap) -> (outputs, which of them exist or None for all)
 Candidates = Callable[[np.ndarray, int, int], tuple[np.ndarray, np.ndarray | None]]
 
 
-def parents(coords: np.ndarray, stride: Triple) -> np.ndarray:
-    """Distinct ``floor(c / stride)``: (n, 4) integers -> (m, 4) int64."""
+def parents(coords: np.ndarray, stride: Triple) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct ``floor(c / stride)``: (n, 4) integers -> (m, 4) int64, and the parent of each (n,) int32."""
     batch, *axes = columns_of(coords)
-    return sorted_unique([batch, *(c if s == 1 else np.floor_divide(c, s) for c, s in zip(axes, stride))])
+    columns = [batch, *(c if s == 1 else np.floor_divide(c, s) for c, s in zip(axes, stride))]
+    groups = group(columns)
+    return groups.sites, groups.numbers(len(coords))
 
 
 def touched(

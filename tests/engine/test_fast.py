@@ -1,0 +1,45 @@
+"""The compiled loops of the `fast` extra give the bits of the NumPy forms."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlxsparse as ms
+from mlxsparse.backend import fast
+
+pytestmark = pytest.mark.usefixtures("device")
+
+
+def results(x, w, values, points):
+    gradients = mx.grad(
+        lambda f, w: ms.ops.subm_conv3d(x.replace(f), w).feats.square().sum(), argnums=(0, 1)
+    )(x.feats, w)
+    pools = [
+        ms.ops.max_pool3d(x, 3, 2).feats,
+        ms.ops.sum_pool3d(x, 3, 2).feats,
+        ms.ops.avg_pool3d(x, 2).feats,
+        mx.grad(lambda f: ms.ops.avg_pool3d(x.replace(f), 3, 2).feats.square().sum())(x.feats),
+    ]
+    voxels = ms.voxelize(points, values, 0.5, bounds=((-1, -1, -1), (1, 1, 1)))
+    return [np.array(a).tobytes() for a in (*gradients, *pools, voxels.tensor.feats)]
+
+
+def test_same_bits(monkeypatch):
+    pytest.importorskip("numba", reason="needs numba: the fast extra is not installed")
+    rng = np.random.default_rng(0)
+    sites = np.unique(rng.integers(-9, 9, (5000, 4)) * [0, 1, 1, 1], axis=0)
+    sites = rng.permutation(sites).astype(np.int32)
+    feats = rng.normal(size=(len(sites), 5)).astype(np.float32)
+    feats[7, 2], feats[11, 0], feats[12, 1] = np.nan, np.inf, -np.inf
+    x = ms.SparseTensor(mx.array(sites), mx.array(feats))
+    w = mx.array(rng.normal(size=(6, 3, 3, 3, 5)).astype(np.float32))
+    points = rng.normal(size=(4000, 3))
+    values = rng.normal(size=(4000, 3)).astype(np.float32)
+    monkeypatch.setenv("MLXSPARSE_FAST", "1")
+    assert fast.available() and ms.backend.info()["fast"]
+    compiled = results(x, w, values, points)
+    monkeypatch.setenv("MLXSPARSE_FAST", "0")
+    assert not fast.available()
+    assert results(x, w, values, points) == compiled
