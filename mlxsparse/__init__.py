@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import backend, errors, nn, ops
 from .coords import CoordinateManager, CoordinateMapKey, Kernel, KernelMap
+from .ops.storage import load, save
 from .ops.voxel import Voxels, coalesce, voxelize
 from .tensor import SparseTensor
 from .transforms import checkpoint, compile
@@ -22,7 +23,9 @@ __all__ = [
     "coalesce",
     "compile",
     "errors",
+    "load",
     "nn",
     "ops",
+    "save",
     "voxelize",
 ]

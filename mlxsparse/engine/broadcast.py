@@ -8,7 +8,7 @@ import numpy as np
 from ..backend import executor
 from ..backend.autodiff import differentiable
 from ..backend.host import empty, view32
-from .norm import Segments, row_sums
+from .norm import Spans, row_sums
 
 
 def repeat_items(g: mx.array, order: np.ndarray | None, counts: np.ndarray, size: int) -> mx.array:
@@ -19,8 +19,8 @@ def repeat_items(g: mx.array, order: np.ndarray | None, counts: np.ndarray, size
     """
     executor()
     dtype = g.dtype
-    segments = Segments(order, counts)
-    total = segments.total
+    spans = Spans(order, counts)
+    total = spans.total
 
     def forward(g: mx.array) -> mx.array:
         out, y = empty((size, g.shape[1]), mx.float32)
@@ -29,6 +29,6 @@ def repeat_items(g: mx.array, order: np.ndarray | None, counts: np.ndarray, size
         return out.astype(dtype)
 
     def gradient(ct: mx.array, g: mx.array) -> mx.array:
-        return mx.array(row_sums(view32(ct), segments).astype(np.float32)).astype(dtype)
+        return mx.array(row_sums(view32(ct), spans).astype(np.float32)).astype(dtype)
 
     return differentiable("broadcast over batch items", forward, (gradient,), g)

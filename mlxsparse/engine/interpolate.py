@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import mlx.core as mx
 import numpy as np
 
 from ..backend import executor
 from ..backend.autodiff import differentiable
 from ..backend.host import empty, parallel, view32
-from .index import CoordIndex, lookup
+from .index import BIAS, CoordIndex, child_keys, find
 
+SEARCH = 8192  # targets of one search
 BLOCK = 512  # targets of one step forward, segments of one step back
 RUN = 256  # terms that are added up in float32
 
@@ -25,21 +24,44 @@ def corners(
     that exist; a missing site, or one of weight 0, has row -1 and weight 0.
     """
     rows = np.empty((len(batch), 8), np.int32)
-    weights = np.empty((len(batch), 8))
-    sites = np.empty((len(batch), 4), np.int64)
-    sites[:, 0] = batch
-    for k, corner in enumerate(product((0, 1), repeat=3)):
-        weight = np.ones(len(batch))
-        for axis, step in enumerate(corner):
-            sites[:, axis + 1] = low[axis] + step
-            weight *= part[axis] if step else 1 - part[axis]
-        found = lookup(index, sites)
+    weights = np.empty((len(batch), 8), np.float32)
+
+    def work(i: int) -> None:
+        block = slice(i * SEARCH, (i + 1) * SEARCH)
+        found = _corner_rows(index, batch[block], [c[block] for c in low])
+        weight = np.ones((len(found), 1))
+        for p in part:
+            sides = np.stack([1 - p[block], p[block]], axis=1)  # x slowest, as the rows are
+            weight = (weight[:, :, None] * sides[:, None, :]).reshape(len(found), -1)
         found[weight == 0] = -1
-        rows[:, k] = found
-        weights[:, k] = np.where(found < 0, 0, weight)
-    total = weights.sum(axis=1, keepdims=True)
-    weights /= np.where(total > 0, total, 1)
-    return rows, weights.astype(np.float32)
+        weight[found < 0] = 0
+        total = weight.sum(axis=1, keepdims=True)
+        rows[block] = found
+        weights[block] = weight / np.where(total > 0, total, 1)
+
+    parallel(work, -(-len(batch) // SEARCH), small=len(batch) < 2 * SEARCH)
+    return rows, weights
+
+
+def _corner_rows(index: CoordIndex, batch: np.ndarray, low: list[np.ndarray]) -> np.ndarray:
+    """Rows (N, 8) of the sites low + (0 or 1) on each axis, x slowest; -1 where there is none."""
+    x, y, z = low
+    ranks = np.empty((len(batch), 8), np.int32)
+    for dx in (0, 1):
+        slab = find(index.slab_keys, child_keys(batch, x + dx))
+        for dy in (0, 1):
+            column = find(index.column_keys, child_keys(slab, y + dy))
+            key = np.where(column < 0, np.int64(-1), (column.astype(np.int64) << 32) + (z + BIAS))
+            place = np.searchsorted(index.site_keys, key)
+            here = index.site_keys[place] == key
+            # The site above in z, if there is one, comes next.
+            above = place + here
+            k = 4 * dx + 2 * dy
+            ranks[:, k] = np.where(here, place, -1)
+            ranks[:, k + 1] = np.where(index.site_keys[above] == key + 1, above, -1)
+    if index.order is None or index.size == 0:
+        return ranks
+    return np.where(ranks < 0, np.int32(-1), index.order[ranks])
 
 
 def interpolate(x: mx.array, rows: np.ndarray, weights: np.ndarray, size: int) -> mx.array:

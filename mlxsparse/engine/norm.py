@@ -1,4 +1,4 @@
-"""Normalisation over rows, on the host: statistics of row segments (batch, group, instance
+"""Normalisation over rows, on the host: statistics of row spans (batch, group, instance
 normalisation) and of single rows (layer, RMS normalisation).
 
 Two passes forward and two backward over chunks that stay in cache. A chunk's mean is float64, its
@@ -24,11 +24,11 @@ TILE = 32  # rows that one vector operation spans, since a row alone is short
 SMALL = 1 << 17  # values that one thread does in about the time of waking another
 
 
-class Segments(NamedTuple):
+class Spans(NamedTuple):
     """What shares its statistics: consecutive ranks, and channels of one group."""
 
     order: np.ndarray | None  # (n,) row of each rank; None: the rank itself
-    counts: np.ndarray  # (S,) rows of each segment
+    counts: np.ndarray  # (S,) rows of each span
     group: np.ndarray | None = None  # (C,) group number of each channel; None: each its own
 
     @property
@@ -36,7 +36,7 @@ class Segments(NamedTuple):
         return int(self.counts.sum())
 
     def chunks(self, channels: int) -> list[tuple[int, int, int]]:
-        """(segment, first rank, last rank) of pieces that stay in cache."""
+        """(span, first rank, last rank) of pieces that stay in cache."""
         step = max(1, CHUNK // (max(channels, 1) * TILE)) * TILE
         ends = np.cumsum(self.counts).tolist()
         starts = [0, *ends[:-1]]
@@ -53,20 +53,20 @@ class Segments(NamedTuple):
 
 
 def normalize(
-    x: mx.array, weight: mx.array | None, bias: mx.array | None, segments: Segments, eps: float
+    x: mx.array, weight: mx.array | None, bias: mx.array | None, spans: Spans, eps: float
 ) -> tuple[mx.array, np.ndarray, np.ndarray]:
-    """y = (x - mean) / sqrt(var + eps) * weight + bias by segment and channel group.
+    """y = (x - mean) / sqrt(var + eps) * weight + bias by span and channel group.
 
     x (capacity, C), weight and bias (C,) or None -> y (capacity, C) in x's dtype, 0 in rows of no
-    segment; mean and biased variance (S, C) float64, constants of the differentiation by the caller.
+    span; mean and biased variance (S, C) float64, which have no gradient.
     """
     executor()
     dtype, channels = x.dtype, x.shape[1]
     weight = mx.ones((channels,)) if weight is None else weight
     bias = mx.zeros((channels,)) if bias is None else bias
-    mean, var = _statistics(view32(x), segments)
+    mean, var = _statistics(view32(x), spans)
     rstd = 1 / np.sqrt(var + eps)
-    share = 1 / np.maximum(segments.counts, 1)[:, None]
+    share = 1 / np.maximum(spans.counts, 1)[:, None]
 
     def forward(x: mx.array, w: mx.array, b: mx.array) -> mx.array:
         scale = rstd * view32(w)
@@ -79,18 +79,18 @@ def normalize(
             y *= scale
             y += shift
 
-        return _map(work, (view32(x),), segments).astype(dtype)
+        return _map(work, (view32(x),), spans).astype(dtype)
 
     def sums(ct: mx.array, x: mx.array) -> tuple[np.ndarray, np.ndarray]:
-        return _gradient_sums(view32(ct), view32(x), mean, segments)
+        return _gradient_sums(view32(ct), view32(x), mean, spans)
 
     shared = _Shared(sums)
 
     def input_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
         plain, crossed = shared(ct, x)
         scale = rstd * view32(w)
-        offset = rstd * segments.pooled(plain * view32(w)) * share
-        slope = rstd**2 * segments.pooled(crossed * scale) * share
+        offset = rstd * spans.pooled(plain * view32(w)) * share
+        slope = rstd**2 * spans.pooled(crossed * scale) * share
         vectors = [_tiled(v) for v in (mean, -slope, scale, _low(mean) * slope - offset)]
 
         def work(dx: np.ndarray, s: int, x: np.ndarray, g: np.ndarray) -> None:
@@ -100,7 +100,7 @@ def normalize(
             dx += offset
             dx += g * scale
 
-        return _map(work, (view32(x), view32(ct)), segments).astype(dtype)
+        return _map(work, (view32(x), view32(ct)), spans).astype(dtype)
 
     def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
         return mx.array((shared(ct, x)[1] * rstd).sum(axis=0).astype(np.float32)).astype(w.dtype)
@@ -123,7 +123,7 @@ def normalize_rows(
     dtype, channels = x.dtype, x.shape[1]
     weight = mx.ones((channels,)) if weight is None else weight
     bias = mx.zeros((channels,)) if bias is None else bias
-    rows = Segments(None, np.array([count]))
+    rows = Spans(None, np.array([count]))
     mean_of = np.full(channels, 1 / max(channels, 1), np.float32)
 
     def standard(x: np.ndarray, out: np.ndarray) -> np.ndarray:
@@ -187,13 +187,13 @@ def normalize_rows(
     return differentiable("row normalization", forward, gradients, x, weight, bias)
 
 
-def row_sums(x: np.ndarray, segments: Segments) -> np.ndarray:
-    """Sum of each segment's rows: (n, C) float32 -> (S, C) float64."""
+def row_sums(x: np.ndarray, spans: Spans) -> np.ndarray:
+    """Sum of each span's rows: (n, C) float32 -> (S, C) float64."""
 
     def work(s: int, rows: slice | np.ndarray, ones: np.ndarray) -> tuple[np.ndarray]:
         return (ones @ x[rows],)
 
-    return _reduce(work, segments, x.shape[1])[0]
+    return _reduce(work, spans, x.shape[1])[0]
 
 
 # ---------------------------------------------------------------- parts
@@ -230,17 +230,17 @@ def _tiled(v: np.ndarray) -> np.ndarray:
 
 
 def _map(
-    work: Callable[..., None], sources: tuple[np.ndarray, ...], segments: Segments, *, tile: bool = True
+    work: Callable[..., None], sources: tuple[np.ndarray, ...], spans: Spans, *, tile: bool = True
 ) -> mx.array:
-    """Chunks of an output like sources[0], filled by ``work(out, segment, *sources)``.
+    """Chunks of an output like sources[0], filled by ``work(out, span, *sources)``.
 
     With `tile`, arrays come with several rows side by side, as `_tiled` vectors have them.
     """
     channels = sources[0].shape[1]
     out, y = empty(sources[0].shape, mx.float32)
-    y[segments.total :] = 0
-    chunks = segments.chunks(channels)
-    order = segments.order
+    y[spans.total :] = 0
+    chunks = spans.chunks(channels)
+    order = spans.order
 
     def fill(i: int) -> None:
         s, first, last = chunks[i]
@@ -261,12 +261,12 @@ def _map(
 
 def _reduce(
     work: Callable[[int, slice | np.ndarray, np.ndarray], tuple[np.ndarray, ...]],
-    segments: Segments,
+    spans: Spans,
     channels: int,
 ) -> list[np.ndarray]:
-    """float64 sums (S, C) over each segment's chunks; ``work(segment, rows, ones)`` gives a chunk's."""
-    chunks = segments.chunks(channels)
-    order = segments.order
+    """float64 sums (S, C) over each span's chunks; ``work(span, rows, ones)`` gives a chunk's."""
+    chunks = spans.chunks(channels)
+    order = spans.order
     parts: list[tuple[np.ndarray, ...]] = [()] * len(chunks)
 
     def fill(i: int) -> None:
@@ -274,26 +274,26 @@ def _reduce(
         rows = slice(first, last) if order is None else order[first:last]
         parts[i] = work(s, rows, np.ones(last - first, np.float32))
 
-    parallel(fill, len(chunks), blas=True, small=segments.total * channels < SMALL)
+    parallel(fill, len(chunks), blas=True, small=spans.total * channels < SMALL)
     if not chunks:
-        return [np.zeros((len(segments.counts), channels))] * 2
-    return [_by_segment(np.array(part, np.float64), chunks, segments) for part in zip(*parts)]
+        return [np.zeros((len(spans.counts), channels))] * 2
+    return [_by_span(np.array(part, np.float64), chunks, spans) for part in zip(*parts)]
 
 
-def _by_segment(parts: np.ndarray, chunks: list[tuple[int, int, int]], segments: Segments) -> np.ndarray:
-    ends = np.cumsum(np.bincount([s for s, _, _ in chunks], minlength=len(segments.counts)))
+def _by_span(parts: np.ndarray, chunks: list[tuple[int, int, int]], spans: Spans) -> np.ndarray:
+    ends = np.cumsum(np.bincount([s for s, _, _ in chunks], minlength=len(spans.counts)))
     starts = [0, *ends[:-1]]
     return np.array([parts[a:b].sum(axis=0) for a, b in zip(starts, ends)]).reshape(-1, parts.shape[1])
 
 
-def _statistics(x: np.ndarray, segments: Segments) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and biased variance (S, C) float64; zeros for a segment without rows."""
+def _statistics(x: np.ndarray, spans: Spans) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and biased variance (S, C) float64; zeros for a span without rows."""
     channels = x.shape[1]
-    chunks = segments.chunks(channels)
+    chunks = spans.chunks(channels)
     number = np.array([s for s, _, _ in chunks], np.int64)
     rows = np.array([last - first for _, first, last in chunks], np.float64)[:, None]
     centre, spread = np.zeros((2, len(chunks), channels))
-    order = segments.order
+    order = spans.order
 
     def fill(i: int) -> None:
         _, first, last = chunks[i]
@@ -305,21 +305,21 @@ def _statistics(x: np.ndarray, segments: Segments) -> tuple[np.ndarray, np.ndarr
         spread[i] = np.ones(n, np.float32) @ off - n * _low(centre[i]) ** 2
 
     if channels:
-        parallel(fill, len(chunks), blas=True, small=segments.total * channels < SMALL)
-    share = 1 / np.maximum(segments.counts, 1)[:, None]
-    mean = _by_segment(centre * rows, chunks, segments) * share
+        parallel(fill, len(chunks), blas=True, small=spans.total * channels < SMALL)
+    share = 1 / np.maximum(spans.counts, 1)[:, None]
+    mean = _by_span(centre * rows, chunks, spans) * share
     spread += rows * (centre - mean[number]) ** 2
-    var = _by_segment(spread, chunks, segments) * share
-    if segments.group is not None:
-        common = segments.pooled(mean)
-        mean, var = common, segments.pooled(var + (mean - common) ** 2)
+    var = _by_span(spread, chunks, spans) * share
+    if spans.group is not None:
+        common = spans.pooled(mean)
+        mean, var = common, spans.pooled(var + (mean - common) ** 2)
     return mean, np.maximum(var, 0)
 
 
 def _gradient_sums(
-    g: np.ndarray, x: np.ndarray, mean: np.ndarray, segments: Segments
+    g: np.ndarray, x: np.ndarray, mean: np.ndarray, spans: Spans
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sums of g and of g * (x - mean) by segment: two (S, C) float64."""
+    """Sums of g and of g * (x - mean) by span: two (S, C) float64."""
     centre = mean.astype(np.float32)
 
     def work(s: int, rows: slice | np.ndarray, ones: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -327,5 +327,5 @@ def _gradient_sums(
         off *= up
         return ones @ up, ones @ off
 
-    plain, crossed = _reduce(work, segments, x.shape[1])
+    plain, crossed = _reduce(work, spans, x.shape[1])
     return plain, crossed - _low(mean) * plain

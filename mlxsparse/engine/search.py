@@ -35,7 +35,7 @@ class Boxes(NamedTuple):
 
 class Found(NamedTuple):
     """Neighbours of each query, nearest first: (Q, k) rows, -1 where there is none; (Q, k) float64
-    squared distances, inf where there is none; (Q,) how many sites lie in range."""
+    squared distances, inf where there is none; (Q,) number of sites in range."""
 
     rows: np.ndarray
     squares: np.ndarray
@@ -47,8 +47,8 @@ def nearest(
 ) -> Found:
     """The k nearest sites of each query's batch item within a squared distance; ties by lower row.
 
-    sites (n, 4) integers by row, queries (Q, 3) float64, batch (Q,) integers. With a finite `square`
-    counts are exact; without, they are the number of rows found.
+    sites (n, 4) integers by row, queries (Q, 3) float64, batch (Q,) integers. counts are the
+    sites within `square`, and mean nothing without one.
     """
     found = Found(
         np.full((len(queries), k), -1, np.int32),
@@ -75,11 +75,12 @@ def nearest(
     points = queries[members]
     group_batch = batch[members[:, 0]]
     low, high = points.min(axis=1), points.max(axis=1)
-    bound = np.full(len(members), square)
+    reach = np.full(len(queries), square)
     if square == np.inf:
         place = np.cumsum(~is_query)[is_query]
-        bound = _first_bound(xyz, items, queries, batch, query_order, place, k)
-        bound = np.maximum.reduceat(bound, group_start)
+        reach[query_order] = _first_bound(xyz, items, queries, batch, query_order, place, k)
+    bound = reach[members].max(axis=1)
+    np.minimum(reach, np.finfo(np.float64).max, out=reach)  # padding lies at infinity
 
     levels = _tree(xyz, items, leaf_start, leaf_stop)
     by_row = np.full((3, len(sites) + 1), np.inf)  # the last column is that of padding
@@ -95,7 +96,7 @@ def nearest(
             step = GROUP if len(first) > 1 else max(1, CANDIDATES // rows.size)
             for q in range(0, GROUP, step):
                 part = slice(q, q + step)
-                _select(found, members[group, part], points[group, part], rows, by_row, k, square)
+                _select(found, members[group, part], points[group, part], rows, by_row, k, reach)
 
         parallel(work, len(blocks))
     return found
@@ -287,32 +288,33 @@ def _select(
     rows: np.ndarray,
     by_row: np.ndarray,
     k: int,
-    square: float,
+    reach: np.ndarray,
 ) -> None:
-    """Write the k nearest of each query: members (g, q), points (g, q, 3), rows (g, m)."""
+    """Write the k nearest of each query: members (g, q), points (g, q, 3), rows (g, m).
+
+    reach (Q,): the squared distance within which each query's neighbours lie.
+    """
     squares = np.zeros((*members.shape, rows.shape[1]))
     for axis in range(3):
         difference = by_row[axis][rows][:, None] - points[..., axis, None]
         difference *= difference
         squares += difference
     squares = squares.reshape(-1, rows.shape[1])
-    limit = np.full(len(squares), square)
-    if k < squares.shape[1]:
-        limit = np.minimum(limit, np.partition(squares, k - 1, axis=1)[:, k - 1])
-    if square < np.inf:
-        found.counts[members.ravel()] = (squares <= square).sum(axis=1)
-    query, column = np.nonzero((squares <= limit[:, None]) & (squares < np.inf))
-    # At most k of each and those that tie with the k-th; columns, and so ties, are in row order.
-    counts = np.bincount(query, minlength=len(squares))
-    most = int(counts.max(initial=0))
-    place = np.arange(len(query)) - np.repeat(np.cumsum(counts) - counts, counts)
-    value = np.full((len(squares), most), np.inf)
-    value[query, place] = squares[query, column]
-    label = np.full((len(squares), most), -1, np.int64)
-    label[query, place] = rows[query // members.shape[1], column]
+    query = members.ravel()
+    inside = squares <= reach[query, None]
+    counts = np.count_nonzero(inside, axis=1)
+    found.counts[query] = counts
+    if counts.max() > 4 * k + 16:
+        inside &= squares <= np.partition(squares, k - 1, axis=1)[:, k - 1 : k]
+        counts = np.count_nonzero(inside, axis=1)
+    # Sites in reach of each query, side by side; in row order, so that a stable sort settles ties.
+    near = np.flatnonzero(inside)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    place = np.arange(len(near)) - np.repeat(np.cumsum(counts) - counts, counts)
+    value = np.full((len(counts), int(counts.max())), np.inf)
+    value[owner, place] = squares.ravel()[near]
+    label = np.full(value.shape, -1, np.int64)
+    label[owner, place] = rows[owner // members.shape[1], near - owner * rows.shape[1]]
     order = np.argsort(value, axis=1, kind="stable")[:, :k]
-    width = order.shape[1]
-    found.rows[members.ravel(), :width] = np.take_along_axis(label, order, axis=1)
-    found.squares[members.ravel(), :width] = np.take_along_axis(value, order, axis=1)
-    if square == np.inf:
-        found.counts[members.ravel()] = np.minimum(counts, k)
+    found.rows[query, : order.shape[1]] = np.take_along_axis(label, order, axis=1)
+    found.squares[query, : order.shape[1]] = np.take_along_axis(value, order, axis=1)

@@ -80,6 +80,18 @@ class SubmConv3d(_Conv):
         )
 
 
+class NormalizedConv3d(SubmConv3d):
+    """Submanifold convolution over the weight that met an active site (Knutsson & Westin, 1993).
+
+    Args and parameters as SubmConv3d; see ops.normalized_conv3d.
+    """
+
+    def __call__(self, x: SparseTensor) -> SparseTensor:
+        return ops.normalized_conv3d(
+            x, self.weight, self._bias(), dilation=self.dilation, padding=self.padding, groups=self.groups
+        )
+
+
 class Conv3d(_Conv):
     """Strided convolution onto the sites that it reaches ("touched") or the "parents" floor(c / s).
 

@@ -1,4 +1,4 @@
-"""Pooling layers; geometry and supports as in mlxsparse.ops."""
+"""Pooling and upsampling layers; geometry and supports as in mlxsparse.ops."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from mlx.nn import Module
 
 from .. import ops
 from ..coords.geometry import TripleLike, triple
+from ..ops.conv import Target
 from ..tensor import SparseTensor
 
 
@@ -74,3 +75,39 @@ class GlobalSumPool(Module):
 
     def __call__(self, x: SparseTensor) -> mx.array:
         return ops.global_sum_pool(x)
+
+
+class PoolTranspose3d(Module):
+    """Mean of the inputs that reach each site of `out`: ``layer(x, out=skip)``."""
+
+    def __init__(self, kernel_size: TripleLike, stride: TripleLike | None = None):
+        super().__init__()
+        self.kernel_size = triple(kernel_size, "kernel_size", least=1)
+        self.stride = self.kernel_size if stride is None else triple(stride, "stride", least=1)
+
+    def __call__(self, x: SparseTensor, out: Target) -> SparseTensor:
+        return ops.pool_transpose3d(x, self.kernel_size, self.stride, out=out)
+
+    def _extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, stride={self.stride}"
+
+
+class UpsampleNearest(Module):
+    """The value of the coarse site that holds each finer one: ``layer(x)`` or ``layer(x, out=skip)``."""
+
+    def __init__(self, scale: TripleLike):
+        super().__init__()
+        self.scale = triple(scale, "scale", least=1)
+
+    def __call__(self, x: SparseTensor, out: Target | None = None) -> SparseTensor:
+        return ops.upsample_nearest(x, self.scale, out=out)
+
+    def _extra_repr(self) -> str:
+        return f"scale={self.scale}"
+
+
+class UpsampleTrilinear(UpsampleNearest):
+    """Interpolation between coarse voxel centres: ``layer(x)`` or ``layer(x, out=skip)``."""
+
+    def __call__(self, x: SparseTensor, out: Target | None = None) -> SparseTensor:
+        return ops.upsample_trilinear(x, self.scale, out=out)

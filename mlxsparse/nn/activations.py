@@ -1,0 +1,65 @@
+"""mlx.nn's pointwise and per-row layers on the active rows of sparse tensors, under MLX's names.
+
+Arguments and parameters are MLX's own. A layer with f(0) != 0 leaves padding rows at 0, and a half
+type stays one whatever the type of a parameter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn
+from mlx.nn import Identity, Module
+
+from ..ops.check import check_tensor
+from ..tensor import SparseTensor, zero_padding
+
+__all__ = ["Identity"]  # takes anything as it is
+
+
+def live_rows(x: SparseTensor) -> mx.array:
+    """Features with padding rows as 0, whatever they hold: (capacity, C)."""
+    if x._key is not None and x._key.count == x.capacity:
+        return x.feats
+    return zero_padding(x.feats, x.active_rows)
+
+
+def _on_rows(layer: Any) -> Any:
+    """The module class `layer` of mlx.nn as one that maps a SparseTensor's features."""
+
+    def call(self: Module, x: SparseTensor) -> SparseTensor:
+        check_tensor(x)
+        rows: mx.array = layer.__call__(self, live_rows(x))
+        return x.replace(rows.astype(x.dtype))
+
+    text = f"mlx.nn.{layer.__name__} on the features of a sparse tensor; same arguments."
+    return type(layer.__name__, (layer,), {"__call__": call, "__doc__": text, "__module__": __name__})
+
+
+CELU = _on_rows(mlx.nn.CELU)
+Dropout = _on_rows(mlx.nn.Dropout)  # elementwise; nothing in evaluation
+ELU = _on_rows(mlx.nn.ELU)
+GELU = _on_rows(mlx.nn.GELU)
+GLU = _on_rows(mlx.nn.GLU)  # halves the channels
+HardShrink = _on_rows(mlx.nn.HardShrink)
+HardTanh = _on_rows(mlx.nn.HardTanh)
+Hardswish = _on_rows(mlx.nn.Hardswish)
+LeakyReLU = _on_rows(mlx.nn.LeakyReLU)
+LogSigmoid = _on_rows(mlx.nn.LogSigmoid)
+LogSoftmax = _on_rows(mlx.nn.LogSoftmax)  # over the channels, as Softmax and Softmin
+Mish = _on_rows(mlx.nn.Mish)
+PReLU = _on_rows(mlx.nn.PReLU)
+ReLU = _on_rows(mlx.nn.ReLU)
+ReLU2 = _on_rows(mlx.nn.ReLU2)
+ReLU6 = _on_rows(mlx.nn.ReLU6)
+SELU = _on_rows(mlx.nn.SELU)
+SiLU = _on_rows(mlx.nn.SiLU)
+Sigmoid = _on_rows(mlx.nn.Sigmoid)
+Softmax = _on_rows(mlx.nn.Softmax)
+Softmin = _on_rows(mlx.nn.Softmin)
+Softplus = _on_rows(mlx.nn.Softplus)
+Softshrink = _on_rows(mlx.nn.Softshrink)
+Softsign = _on_rows(mlx.nn.Softsign)
+Step = _on_rows(mlx.nn.Step)
+Tanh = _on_rows(mlx.nn.Tanh)

@@ -1,0 +1,187 @@
+"""Normalisation layers on the active rows of sparse tensors.
+
+Names, arguments and parameters are those of mlx.nn. Statistics are float32 for every feature type,
+the result has the type of the features, and padding takes no part.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn import Module
+
+from ..engine import norm
+from ..errors import ShapeError
+from ..ops.check import check_tensor
+from ..tensor import SparseTensor
+from .activations import live_rows
+
+
+class BatchNorm(Module):
+    """Batch normalisation over the active rows of all batch items, per channel.
+
+    y = (x - mean) / sqrt(var + eps) * weight + bias with the biased variance of the rows in
+    training, and the running statistics in evaluation, which training moves by `momentum` (with
+    the unbiased variance). Parameters and names are those of mlx.nn.BatchNorm.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+    ):
+        super().__init__()
+        self.num_features = num_features
+        self.eps = eps
+        self.momentum = momentum
+        self.track_running_stats = track_running_stats
+        if affine:
+            self.weight = mx.ones((num_features,))
+            self.bias = mx.zeros((num_features,))
+        if track_running_stats:
+            self.running_mean = mx.zeros((num_features,))
+            self.running_var = mx.ones((num_features,))
+            self.freeze(keys=["running_mean", "running_var"], recurse=False)
+
+    def unfreeze(self, *args: Any, **kwargs: Any) -> Module:
+        """As Module.unfreeze, but running statistics stay untrained."""
+        super().unfreeze(*args, **kwargs)
+        return self.freeze(keys=["running_mean", "running_var"], recurse=False)
+
+    def __call__(self, x: SparseTensor) -> SparseTensor:
+        _check(x, self.num_features, self)
+        weight, bias = self.get("weight"), self.get("bias")
+        if not self.training and self.track_running_stats:
+            scale = mx.rsqrt(self.running_var + self.eps)
+            shift = -self.running_mean * scale
+            if weight is not None:
+                scale, shift = scale * weight, shift * weight + bias
+            return x.replace((live_rows(x).astype(mx.float32) * scale + shift).astype(x.dtype))
+        n = x.num_active
+        rows = norm.Spans(None, np.array([n]))
+        y, mean, var = norm.normalize(x.feats, weight, bias, rows, self.eps)
+        if self.training and self.track_running_stats and n:  # no rows say nothing about the data
+            self._track(mean[0], var[0] * (n / max(n - 1, 1)))
+        return x.replace(y)
+
+    def _track(self, mean: np.ndarray, var: np.ndarray) -> None:
+        for name, value in (("running_mean", mean), ("running_var", var)):
+            self[name] = (1 - self.momentum) * self[name] + self.momentum * mx.array(value.astype(np.float32))
+
+    def _extra_repr(self) -> str:
+        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={'weight' in self}"
+
+
+class GroupNorm(Module):
+    """Normalisation over the active rows and a group of channels, per batch item.
+
+    Channel c is of group c % num_groups, as in mlx.nn.GroupNorm; with `pytorch_compatible`, groups
+    are blocks of dims / num_groups consecutive channels.
+    """
+
+    def __init__(
+        self,
+        num_groups: int,
+        dims: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        pytorch_compatible: bool = False,
+    ):
+        super().__init__()
+        if num_groups < 1 or dims % num_groups:
+            raise ShapeError(f"num_groups={num_groups} must be at least 1 and divide dims={dims}")
+        if affine:
+            self.weight = mx.ones((dims,))
+            self.bias = mx.zeros((dims,))
+        self.num_groups = num_groups
+        self.dims = dims
+        self.eps = eps
+        self.pytorch_compatible = pytorch_compatible
+
+    def __call__(self, x: SparseTensor) -> SparseTensor:
+        _check(x, self.dims, self)
+        channel = np.arange(self.dims)
+        size = self.dims // self.num_groups
+        group = channel // size if self.pytorch_compatible else channel % self.num_groups
+        return _by_item(x, self, group)
+
+    def _extra_repr(self) -> str:
+        return (
+            f"{self.num_groups}, {self.dims}, eps={self.eps}, affine={'weight' in self}, "
+            f"pytorch_compatible={self.pytorch_compatible}"
+        )
+
+
+class InstanceNorm(Module):
+    """Normalisation over the active rows of each batch item, per channel."""
+
+    def __init__(self, dims: int, eps: float = 1e-5, affine: bool = False):
+        super().__init__()
+        if affine:
+            self.weight = mx.ones((dims,))
+            self.bias = mx.zeros((dims,))
+        self.dims = dims
+        self.eps = eps
+
+    def __call__(self, x: SparseTensor) -> SparseTensor:
+        _check(x, self.dims, self)
+        return _by_item(x, self, None)
+
+    def _extra_repr(self) -> str:
+        return f"{self.dims}, eps={self.eps}, affine={'weight' in self}"
+
+
+class LayerNorm(Module):
+    """Normalisation of each active row over its channels."""
+
+    def __init__(self, dims: int, eps: float = 1e-5, affine: bool = True, bias: bool = True):
+        super().__init__()
+        if affine:
+            self.weight = mx.ones((dims,))
+            if bias:
+                self.bias = mx.zeros((dims,))
+        self.dims = dims
+        self.eps = eps
+
+    def __call__(self, x: SparseTensor) -> SparseTensor:
+        _check(x, self.dims, self)
+        weight, bias = self.get("weight"), self.get("bias")
+        return x.replace(norm.normalize_rows(x.feats, weight, bias, x.num_active, self.eps, centre=True))
+
+    def _extra_repr(self) -> str:
+        return f"{self.dims}, eps={self.eps}, affine={'weight' in self}"
+
+
+class RMSNorm(Module):
+    """Each active row over the root of the mean square of its channels, times a weight."""
+
+    def __init__(self, dims: int, eps: float = 1e-5):
+        super().__init__()
+        self.weight = mx.ones((dims,))
+        self.eps = eps
+
+    def __call__(self, x: SparseTensor) -> SparseTensor:
+        _check(x, self.weight.shape[0], self)
+        return x.replace(
+            norm.normalize_rows(x.feats, self.weight, None, x.num_active, self.eps, centre=False)
+        )
+
+    def _extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}"
+
+
+def _check(x: SparseTensor, dims: int, layer: Module) -> None:
+    check_tensor(x)
+    if x.num_channels != dims:
+        raise ShapeError(f"{type(layer).__name__}({dims}) got {x.num_channels} channels")
+
+
+def _by_item(x: SparseTensor, layer: GroupNorm | InstanceNorm, group: np.ndarray | None) -> SparseTensor:
+    items = norm.Spans(x.key.index.order, x.key.counts, group)
+    y, _, _ = norm.normalize(x.feats, layer.get("weight"), layer.get("bias"), items, layer.eps)
+    return x.replace(y)

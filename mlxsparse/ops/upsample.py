@@ -1,0 +1,76 @@
+"""From a coarse lattice to known sites of a finer one: average unpooling, nearest, trilinear."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..backend import host
+from ..coords import CoordinateMapKey, Kernel
+from ..coords.geometry import TripleLike
+from ..engine import interpolate, pooling
+from ..errors import IdentityError
+from ..tensor import SparseTensor
+from .check import check_tensor
+from .conv import Target, transposed_key
+
+
+def pool_transpose3d(
+    x: SparseTensor, kernel_size: TripleLike, stride: TripleLike | None = None, *, out: Target
+) -> SparseTensor:
+    """Mean of the inputs that reach each output, ``out = in * s + k``; 0 where there is none.
+
+    The result's stride is ``x.stride / stride`` (StrideError unless exact), stride defaults to the
+    kernel size. `out`, a tensor, a key or (n, 4) int32 coordinates of that stride, gives the rows.
+    float32 sums; the gradient of each output is shared equally by its inputs.
+    """
+    check_tensor(x)
+    kernel = Kernel.of(kernel_size, kernel_size if stride is None else stride)
+    key = transposed_key(x, kernel, out)
+    pairs = x.manager.kernel_map(key, x.key, kernel).pairs.transposed()
+    scale = (1.0 / np.maximum(pooling.pair_counts(pairs), 1)).astype(np.float32)
+    return SparseTensor._of(key, pooling.sum_pool(x.feats, pairs, key.capacity, scale))
+
+
+def upsample_nearest(x: SparseTensor, scale: TripleLike, *, out: Target | None = None) -> SparseTensor:
+    """Each site o of `out` gets the value of the coarse site floor(o / scale); 0 where that is not there.
+
+    The result's stride is ``x.stride / scale`` (StrideError unless exact). `out` is a tensor, a key
+    or (n, 4) int32 coordinates of that stride; default the live key that x's key was made from, else
+    IdentityError.
+    """
+    check_tensor(x)
+    kernel = Kernel.of(scale, scale)
+    key = _fine_key(x, kernel, out, "upsample_nearest")
+    # One tap reaches each output, by the map that a convolution or pooling with K = s has made.
+    pairs = x.manager.kernel_map(key, x.key, kernel).pairs.transposed()
+    return SparseTensor._of(key, pooling.sum_pool(x.feats, pairs, key.capacity))
+
+
+def upsample_trilinear(x: SparseTensor, scale: TripleLike, *, out: Target | None = None) -> SparseTensor:
+    """Each site of `out` interpolated between the 8 coarse voxel centres around its own centre.
+
+    The centre of fine site o lies at (o + 1/2) / scale - 1/2 in units of coarse sites. Coarse sites
+    that are not there share out their weight; without any of the 8 the value is 0. `out`, strides
+    and errors as in upsample_nearest.
+    """
+    check_tensor(x)
+    kernel = Kernel.of(scale, scale)
+    key = _fine_key(x, kernel, out, "upsample_trilinear")
+    sites = host.view(key.coords)[: key.count].astype(np.int64)
+    low, part = [], []
+    for axis, s in enumerate(kernel.stride):
+        place = 2 * sites[:, axis + 1] + (1 - s)  # in halves of a fine site, hence exact
+        low.append(np.floor_divide(place, 2 * s))
+        part.append((place - 2 * s * low[-1]) / (2 * s))
+    rows, weights = interpolate.corners(x.key.index, sites[:, 0], low, part)
+    return SparseTensor._of(key, interpolate.interpolate(x.feats, rows, weights, key.capacity))
+
+
+def _fine_key(x: SparseTensor, kernel: Kernel, out: Target | None, name: str) -> CoordinateMapKey:
+    try:
+        return transposed_key(x, kernel, out)
+    except IdentityError:
+        raise IdentityError(
+            f"{name} needs out=: no live tensor of stride {x.stride} / {kernel.stride} is known that this "
+            "input's sites were made from; pass out=skip, the tensor whose sites are wanted"
+        ) from None

@@ -1,0 +1,112 @@
+"""mlx.nn's activations, Dropout and Identity on sparse tensors."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn
+import numpy as np
+import pytest
+
+import mlxsparse as ms
+from mlxsparse.errors import DTypeError
+from mlxsparse.testing.adapt import from_numpy, to_numpy
+from tests.numeric import poisoned
+
+pytestmark = pytest.mark.usefixtures("device")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def eager():
+    """MLX compiles its activations with the C++ compiler on Linux, half a second for each and type."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+# name -> arguments that differ from the defaults
+ACTIVATIONS = {
+    "CELU": {"alpha": 0.5},
+    "ELU": {"alpha": 0.5},
+    "GELU": {"approx": "precise"},
+    "GLU": {},
+    "HardShrink": {},
+    "HardTanh": {},
+    "Hardswish": {},
+    "LeakyReLU": {"negative_slope": 0.2},
+    "LogSigmoid": {},
+    "LogSoftmax": {},
+    "Mish": {},
+    "PReLU": {"num_parameters": 6, "init": 0.1},
+    "ReLU": {},
+    "ReLU2": {},
+    "ReLU6": {},
+    "SELU": {},
+    "SiLU": {},
+    "Sigmoid": {},
+    "Softmax": {},
+    "Softmin": {},
+    "Softplus": {},
+    "Softshrink": {"lambd": 0.3},
+    "Softsign": {},
+    "Step": {"threshold": 0.2},
+    "Tanh": {},
+}
+
+
+def cloud(dtype=mx.float32):
+    rng = np.random.default_rng(0)
+    coords = rng.permutation(np.argwhere(np.ones((2, 3, 3, 2))))
+    return from_numpy(coords, 4 * rng.normal(size=(len(coords), 6)), dtype)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activation_is_that_of_mlx(name, dtype):
+    x = cloud(dtype)
+    ours, theirs = getattr(ms.nn, name)(**ACTIVATIONS[name]), getattr(mlx.nn, name)(**ACTIVATIONS[name])
+    want = theirs(x.feats).astype(dtype)
+    for tensor in (x, poisoned(x)):
+        y = ours(tensor)
+        assert y.dtype == dtype and y.capacity == tensor.capacity
+        np.testing.assert_array_equal(to_numpy(y.feats)[: x.num_active], to_numpy(want))
+        assert not to_numpy(y.feats)[x.num_active :].any()
+    assert repr(ours).startswith(f"{name}(") and ours.parameters().keys() == theirs.parameters().keys()
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_nan_padding_reaches_no_gradient(name):
+    x = cloud()
+    layer = getattr(ms.nn, name)(**ACTIVATIONS[name])
+    for tensor in (x, poisoned(x)):
+        gradient = mx.grad(lambda f, t=tensor: layer(t.replace(f)).feats.square().sum())(tensor.feats)
+        assert np.isfinite(to_numpy(gradient)).all()
+        assert not to_numpy(gradient)[x.num_active :].any()
+
+
+def test_the_slope_of_prelu_is_learned():
+    layer = ms.nn.PReLU(2)
+    x = from_numpy([[0, 0, 0, 0], [0, 0, 0, 1]], [[-1.0, 2.0], [-3.0, -5.0]])
+    gradient = mlx.nn.value_and_grad(layer, lambda m: m(x).feats.sum())(layer)[1]
+    assert gradient["weight"].tolist() == [-4.0, -5.0]
+
+
+def test_dropout_masks_elements_in_training_only():
+    x = from_numpy(np.argwhere(np.ones((1, 20, 20, 10))), np.ones((4000, 2)))
+    layer = ms.nn.Dropout(0.25)
+    y = to_numpy(layer(x).feats)
+    np.testing.assert_allclose(np.unique(y), [0.0, 4 / 3], rtol=1e-6)
+    assert 0.23 < (y == 0).mean() < 0.27 and 0.3 < (y[:, 0] == y[:, 1]).mean() < 0.9
+    assert not to_numpy(layer(poisoned(x)).feats)[4000:].any()
+    layer.eval()
+    np.testing.assert_array_equal(to_numpy(layer(x).feats), to_numpy(x.feats))
+    assert layer(x).key is x.key
+
+
+def test_identity():
+    x = cloud()
+    assert ms.nn.Identity()(x) is x
+
+
+def test_an_array_is_not_a_sparse_tensor():
+    with pytest.raises(DTypeError, match="SparseTensor"):
+        ms.nn.GELU()(mx.zeros((2, 2)))

@@ -1,0 +1,118 @@
+"""Batch normalisation folded into convolutions: the same values in evaluation."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn
+import numpy as np
+import pytest
+
+import mlxsparse as ms
+from mlxsparse.errors import MLXSparseError, ShapeError
+from mlxsparse.models import MinkUNet
+from mlxsparse.models.minkunet import ModelArgs
+from mlxsparse.testing.adapt import from_numpy, to_numpy
+
+pytestmark = pytest.mark.usefixtures("device")
+
+nn = ms.nn
+
+
+def cloud(channels=4):
+    rng = np.random.default_rng(0)
+    coords = np.unique(rng.integers(-4, 4, (120, 4)) % [2, 9, 9, 9], axis=0)
+    return from_numpy(coords, rng.normal(size=(len(coords), channels)))
+
+
+def trained(channels, affine=True):
+    """A BatchNorm with statistics and parameters of its own."""
+    norm = nn.BatchNorm(channels, eps=1e-3, affine=affine)
+    rng = np.random.default_rng(1)
+    norm.running_mean = mx.array(rng.normal(size=channels).astype(np.float32))
+    norm.running_var = mx.array(rng.uniform(0.1, 3, channels).astype(np.float32))
+    if affine:
+        norm.weight = mx.array(rng.normal(size=channels).astype(np.float32))
+        norm.bias = mx.array(rng.normal(size=channels).astype(np.float32))
+    return norm.eval()
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.SubmConv3d(4, 6),
+        nn.SubmConv2d(4, 6, groups=2, bias=False),
+        nn.Conv3d(4, 6, 3, 2, 1, support="parents"),
+        nn.GenerativeConvTranspose3d(4, 6, 2),
+        nn.Linear(4, 6),
+        nn.Linear(4, 6, bias=False),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_the_fold_equals_the_pair(conv, affine):
+    norm, x = trained(6, affine), cloud()
+    before = to_numpy(conv.weight)
+    folded = nn.fold_batch_norm(conv, norm)
+    got, want = folded(x), norm(conv(x))
+    assert got.coords.tolist() == want.coords.tolist()
+    np.testing.assert_allclose(to_numpy(got.feats), to_numpy(want.feats), rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(to_numpy(conv.weight), before)
+    assert type(folded) is type(conv)
+
+
+def test_the_bias_of_an_output_without_inputs_is_folded_too():
+    conv, norm = nn.Conv3d(1, 2, 1, 2, support="parents"), trained(2)
+    x = from_numpy([[0, 1, 1, 1]], [[3.0]])
+    got = nn.fold_batch_norm(conv, norm)(x)
+    np.testing.assert_allclose(to_numpy(got.feats), to_numpy(norm(conv(x)).feats), rtol=1e-5)
+
+
+def test_half_weights_stay_half():
+    conv = nn.SubmConv3d(4, 6, bias=False)
+    conv.set_dtype(mx.float16)
+    folded = nn.fold_batch_norm(conv, trained(6))
+    assert folded.weight.dtype == folded.bias.dtype == mx.float16
+
+
+def test_every_pair_of_a_sequential():
+    shared = nn.SubmConv3d(4, 4)
+    model = nn.Sequential(
+        shared, trained(4), nn.ReLU(), nn.Sequential(shared, trained(4)), nn.SubmConv3d(4, 2), nn.ReLU()
+    ).eval()
+    folded = nn.fold_batch_norms(model)
+    x = cloud()
+    np.testing.assert_allclose(to_numpy(folded(x).feats), to_numpy(model(x).feats), rtol=1e-4, atol=1e-5)
+    assert "BatchNorm" not in repr(folded) and repr(model).count("BatchNorm") == 2
+    folded.freeze()
+    assert model.trainable_parameters()["layers"][0]
+
+
+def test_minkunet():
+    model = MinkUNet(ModelArgs(4, 3, (4, 6, 8), 1))
+    x = cloud()
+    for _ in range(3):
+        model(x)
+    folded = nn.fold_batch_norms(model)
+    assert model.training and not folded.training and "BatchNorm" not in repr(folded)
+    model.eval()
+    np.testing.assert_allclose(to_numpy(folded(x).feats), to_numpy(model(x).feats), rtol=1e-3, atol=1e-5)
+
+
+def test_a_list_is_not_a_sequence_of_calls():
+    class Parallel(mlx.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.branches = [nn.SubmConv3d(4, 4), trained(4)]
+
+    assert "BatchNorm" in repr(nn.fold_batch_norms(Parallel()))
+
+
+def test_errors():
+    with pytest.raises(ShapeError, match="6 channels, the BatchNorm takes 5"):
+        nn.fold_batch_norm(nn.SubmConv3d(4, 6), nn.BatchNorm(5))
+    with pytest.raises(MLXSparseError, match="running statistics"):
+        nn.fold_batch_norm(nn.SubmConv3d(4, 6), nn.BatchNorm(6, track_running_stats=False))
+    with pytest.raises(MLXSparseError, match="ReLU"):
+        nn.fold_batch_norm(nn.ReLU(), nn.BatchNorm(6))
+    with pytest.raises(MLXSparseError, match="NormalizedConv3d"):
+        nn.fold_batch_norm(nn.NormalizedConv3d(4, 6), nn.BatchNorm(6))
