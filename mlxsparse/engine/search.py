@@ -19,6 +19,7 @@ from .curves import curve_order
 from .index import LIMIT
 
 LEAF, FAN, GROUP = 4, 8, 8
+TASK = 1024  # groups of one thread's task
 PAIRS = 1 << 17  # (group, box) pairs that descend together
 CANDIDATES = 1 << 17  # (query, site) distances of one block
 
@@ -76,6 +77,7 @@ def nearest(
     group_batch = batch[members[:, 0]]
     low, high = points.min(axis=1), points.max(axis=1)
     reach = np.full(len(queries), square)
+    lowering = k if square == np.inf else 0  # a count needs all sites within `square`
     if square == np.inf:
         place = np.cumsum(~is_query)[is_query]
         reach[query_order] = _first_bound(xyz, items, queries, batch, query_order, place, k)
@@ -86,19 +88,19 @@ def nearest(
     by_row = np.full((3, len(sites) + 1), np.inf)  # the last column is that of padding
     by_row[:, :-1] = sites[:, 1:].T
     padded = np.append(site_order, len(sites))
-    for groups, leaves in _descend(levels, low, high, group_batch, bound, k if square == np.inf else 0):
-        blocks = _blocks(groups)
 
-        def work(i: int, groups: np.ndarray = groups, leaves: np.ndarray = leaves) -> None:
-            first, counts = blocks[i]  # noqa: B023 (it runs before the next round)
-            group = groups[first]
-            rows = _candidates(leaves, first, counts, leaf_start, leaf_stop, padded)
-            step = GROUP if len(first) > 1 else max(1, CANDIDATES // rows.size)
-            for q in range(0, GROUP, step):
-                part = slice(q, q + step)
-                _select(found, members[group, part], points[group, part], rows, by_row, k, reach)
+    def work(i: int) -> None:
+        part = np.arange(i * TASK, min((i + 1) * TASK, len(members)))
+        for groups, leaves in _descend(levels, part, low, high, group_batch, bound, lowering):
+            for first, counts in _blocks(groups):
+                group = groups[first]
+                rows = _candidates(leaves, first, counts, leaf_start, leaf_stop, padded)
+                step = GROUP if len(first) > 1 else max(1, CANDIDATES // rows.size)
+                for q in range(0, GROUP, step):
+                    some = slice(q, q + step)
+                    _select(found, members[group, some], points[group, some], rows, by_row, k, reach)
 
-        parallel(work, len(blocks))
+    parallel(work, -(-len(members) // TASK))
     return found
 
 
@@ -182,18 +184,20 @@ def _squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _descend(
-    levels: list[Boxes], low: np.ndarray, high: np.ndarray, batch: np.ndarray, bound: np.ndarray, k: int
+    levels: list[Boxes],
+    groups: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    batch: np.ndarray,
+    bound: np.ndarray,
+    k: int,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(groups, leaves) of the pairs that may hold a neighbour, groups ascending, block by block.
 
     With k, a box of k sites or more lowers the bound of the groups that see it.
     """
-    top, step = len(levels) - 1, max(1, PAIRS // FAN)
-    stack = []
-    for begin in range(0, len(low), step):
-        groups = np.arange(begin, min(begin + step, len(low)))
-        boxes = np.arange(len(levels[top].sites))
-        stack.append((top, np.repeat(groups, len(boxes)), np.tile(boxes, len(groups))))
+    boxes = np.arange(len(levels[-1].sites))
+    stack = [(len(levels) - 1, np.repeat(groups, len(boxes)), np.tile(boxes, len(groups)))]
     while stack:
         depth, groups, boxes = stack.pop()
         if len(groups) > PAIRS and groups[0] != groups[-1]:
@@ -202,22 +206,23 @@ def _descend(
             stack += [(depth, groups[:middle], boxes[:middle]), (depth, groups[middle:], boxes[middle:])]
             continue
         level = levels[depth]
-        item = batch[groups]
-        same = (level.first_batch[boxes] <= item) & (level.last_batch[boxes] >= item)
-        groups, boxes = groups[same], boxes[same]
-        if k:
-            _lower(bound, level, groups, boxes, low, high, k)
         gap = np.zeros(len(groups))
         for axis in range(3):
             after = level.low[boxes, axis] - high[groups, axis]
             before = low[groups, axis] - level.high[boxes, axis]
             gap += np.square(np.maximum(np.maximum(after, before), 0.0))
-        near = gap <= bound[groups]
+        item = batch[groups]
+        same = (level.first_batch[boxes] <= item) & (level.last_batch[boxes] >= item)
+        near = np.flatnonzero(same & (gap <= bound[groups]))
         groups, boxes = groups[near], boxes[near]
         if depth == 0:
             if len(groups):
                 yield groups, boxes
             continue
+        if k:
+            _lower(bound, level, groups, boxes, low, high, k)
+            near = np.flatnonzero(gap[near] <= bound[groups])
+            groups, boxes = groups[near], boxes[near]
         children = boxes[:, None] * FAN + np.arange(FAN)
         there = children < len(levels[depth - 1].sites)
         stack.append((depth - 1, np.repeat(groups, FAN)[there.ravel()], children[there]))
@@ -232,7 +237,7 @@ def _lower(
     high: np.ndarray,
     k: int,
 ) -> None:
-    """Every site of a box lies within the farthest corners' distance."""
+    """Lower the bound of groups that see a box of k sites: all lie within the farthest corner's distance."""
     full = (level.sites[boxes] >= k) & (level.first_batch[boxes] == level.last_batch[boxes])
     groups, boxes = groups[full], boxes[full]
     if len(groups) == 0:

@@ -1,50 +1,129 @@
-"""Sparse tensors joined by value: arithmetic on one key, channels side by side."""
+"""Sparse tensors joined by site: elementwise arithmetic, and channels side by side.
+
+join says which sites the result has:
+
+- "strict": those of both operands, which must have the same key (IdentityError).
+- "left": the first operand's, on its key and in its row order.
+- "inner": those of all operands; "outer": those of any; a new key, sorted by (batch, x, y, z).
+
+An operand counts as 0 at a site that it does not have: so does `mul`, whose outer result is 0 there,
+and `maximum`, whose outer result is max(a, 0). Operands with the same key keep it under every join.
+Operands of another stride raise StrideError, of another batch_size or spatial_shape ShapeError. An
+outer join with a fixed capacity needs `capacity` (CapacityError).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
+from ..backend import host
+from ..coords import CoordinateMapKey
+from ..engine.index import lookup
+from ..engine.rows import take_rows
 from ..errors import MLXSparseError, ShapeError
-from ..tensor import SparseTensor, require_same_key
+from ..tensor import SparseTensor, require_same_key, zero_padding
+from .check import check_tensor
+from .select import check_lattices, intersection_key, padded, union_key
+
+JOINS = ("strict", "inner", "left", "outer")
 
 
-def cat(tensors: Sequence[SparseTensor]) -> SparseTensor:
-    """Channels of tensors with the same key side by side: (capacity, C1 + C2 + ...)."""
+def add(
+    a: SparseTensor, b: SparseTensor, join: str = "strict", *, capacity: int | None = None
+) -> SparseTensor:
+    """a + b by site."""
+    return _combine(a, b, join, capacity, "add", mx.add)
+
+
+def sub(
+    a: SparseTensor, b: SparseTensor, join: str = "strict", *, capacity: int | None = None
+) -> SparseTensor:
+    """a - b by site."""
+    return _combine(a, b, join, capacity, "sub", mx.subtract)
+
+
+def mul(
+    a: SparseTensor, b: SparseTensor, join: str = "strict", *, capacity: int | None = None
+) -> SparseTensor:
+    """a * b by site."""
+    return _combine(a, b, join, capacity, "mul", mx.multiply)
+
+
+def maximum(
+    a: SparseTensor, b: SparseTensor, join: str = "strict", *, capacity: int | None = None
+) -> SparseTensor:
+    """Elementwise maximum by site; NaN wins."""
+    return _combine(a, b, join, capacity, "maximum", mx.maximum)
+
+
+def cat(
+    tensors: Sequence[SparseTensor], join: str = "strict", *, capacity: int | None = None
+) -> SparseTensor:
+    """Channels of the tensors side by side, by site: (capacity, C1 + C2 + ...)."""
     tensors = list(tensors)
     if not tensors:
         raise ShapeError("cat needs at least one tensor")
-    for other in tensors[1:]:
-        require_same_key(tensors[0], other, "cat")
-    return tensors[0].replace(mx.concatenate([t.feats for t in tensors], axis=1))
+    key, feats = _join(tensors, join, capacity, "cat")
+    joined = mx.concatenate(feats, axis=1)
+    return tensors[0].replace(joined) if key is None else SparseTensor._of(key, joined)
 
 
-def _strict(a: SparseTensor, b: SparseTensor, join: str, name: str) -> None:
-    if join != "strict":
-        raise MLXSparseError(f'{name}: join must be "strict", got {join!r}')
-    require_same_key(a, b, name)
+def _combine(
+    a: SparseTensor,
+    b: SparseTensor,
+    join: str,
+    capacity: int | None,
+    name: str,
+    function: Callable[[mx.array, mx.array], mx.array],
+) -> SparseTensor:
+    for label, x in (("a", a), ("b", b)):
+        check_tensor(x, label)
+    widths = (a.num_channels, b.num_channels)
+    if widths[0] != widths[1] and 1 not in widths:
+        raise ShapeError(f"{name}: operands have {widths[0]} and {widths[1]} channels; equal ones, or 1, fit")
+    key, (left, right) = _join([a, b], join, capacity, name)
+    feats = function(left, right)
+    return a.replace(feats) if key is None else SparseTensor._of(key, feats)
 
 
-def add(a: SparseTensor, b: SparseTensor, join: str = "strict") -> SparseTensor:
-    """a + b on the same key."""
-    _strict(a, b, join, "add")
-    return a.replace(a.feats + b.feats)
+def _join(
+    tensors: list[SparseTensor], join: str, capacity: int | None, name: str
+) -> tuple[CoordinateMapKey | None, list[mx.array]]:
+    """(key of the result, None for the first operand's own; every operand's features on its rows)."""
+    if join not in JOINS:
+        raise MLXSparseError(f"{name}: join must be one of {JOINS}, got {join!r}")
+    for i, x in enumerate(tensors):
+        check_tensor(x, f"tensors[{i}]")
+    if capacity is not None and join in ("strict", "left"):
+        raise MLXSparseError(f"{name}: a {join} join keeps the rows of the first operand: leave capacity out")
+    first = tensors[0]
+    if join == "strict":
+        for other in tensors[1:]:
+            require_same_key(first, other, name)
+        return None, [_feats(x) for x in tensors]
+    keys = tuple(x.key for x in tensors)
+    # A transformation of MLX gives each operand a key of its own on the record that they share.
+    if capacity is None and all(key._record is keys[0]._record for key in keys):
+        return None, [_feats(x) for x in tensors]
+    if join == "left":
+        check_lattices(keys, name)
+        target = keys[0]
+    elif join == "inner":
+        target = intersection_key(keys, name, capacity)
+    else:
+        target = union_key(keys, name, capacity)
+    sites = host.view(target.coords)[: target.count]
+    feats = [
+        _feats(x) if key is target else take_rows(x.feats, padded(lookup(key.index, sites), target.capacity))
+        for x, key in zip(tensors, keys)
+    ]
+    return (None if join == "left" else target), feats
 
 
-def sub(a: SparseTensor, b: SparseTensor, join: str = "strict") -> SparseTensor:
-    """a - b on the same key."""
-    _strict(a, b, join, "sub")
-    return a.replace(a.feats - b.feats)
-
-
-def mul(a: SparseTensor, b: SparseTensor, join: str = "strict") -> SparseTensor:
-    """a * b on the same key."""
-    _strict(a, b, join, "mul")
-    return a.replace(a.feats * b.feats)
-
-
-def maximum(a: SparseTensor, b: SparseTensor, join: str = "strict") -> SparseTensor:
-    """Elementwise maximum on the same key."""
-    _strict(a, b, join, "maximum")
-    return a.replace(mx.maximum(a.feats, b.feats))
+def _feats(x: SparseTensor) -> mx.array:
+    """Features with 0 in padding rows, so that a product's gradient is 0 there."""
+    if x._key is None or x._key.rebuilt:  # only a tensor that MLX put together can hold anything else
+        return zero_padding(x.feats, x.active_rows)
+    return x.feats

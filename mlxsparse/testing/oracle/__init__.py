@@ -18,6 +18,7 @@ disagree.
 
 from __future__ import annotations
 
+from mlxsparse.testing.oracle.batch import broadcast, collate, decollate, item_sums
 from mlxsparse.testing.oracle.conv import (
     conv3d,
     conv_gradients,
@@ -27,6 +28,8 @@ from mlxsparse.testing.oracle.conv import (
     generative_conv_transpose3d,
     subm_conv3d,
 )
+from mlxsparse.testing.oracle.curves import curve_rows, hilbert_index, morton_index
+from mlxsparse.testing.oracle.norm import group_norm, layer_norm, normalized_conv3d, rms_norm
 from mlxsparse.testing.oracle.pool import (
     avg_pool3d,
     avg_pool3d_gradient,
@@ -49,7 +52,24 @@ from mlxsparse.testing.oracle.relation import (
     taps,
     touched_support,
 )
+from mlxsparse.testing.oracle.search import neighbours
+from mlxsparse.testing.oracle.select import (
+    collect,
+    crop_rows,
+    intersection,
+    join,
+    lookup,
+    mode,
+    topk_rows,
+    union,
+)
 from mlxsparse.testing.oracle.sets import add, cat, coalesce, dense, from_dense
+from mlxsparse.testing.oracle.upsample import (
+    pool_transpose3d,
+    trilinear_weights,
+    upsample_nearest,
+    upsample_trilinear,
+)
 from mlxsparse.testing.oracle.voxel import devoxelize_nearest, devoxelize_trilinear, voxelize
 
 __all__ = [
@@ -58,14 +78,20 @@ __all__ = [
     "avg_pool3d",
     "avg_pool3d_gradient",
     "batch_norm",
+    "broadcast",
     "cat",
     "coalesce",
+    "collate",
+    "collect",
     "conv3d",
     "conv_gradients",
     "conv_pairs",
     "conv_transpose3d",
     "conv_transpose_gradients",
     "conv_transpose_pairs",
+    "crop_rows",
+    "curve_rows",
+    "decollate",
     "dense",
     "dense_conv3d",
     "devoxelize_nearest",
@@ -76,14 +102,32 @@ __all__ = [
     "global_avg_pool",
     "global_max_pool",
     "global_sum_pool",
+    "group_norm",
+    "hilbert_index",
+    "intersection",
+    "item_sums",
+    "join",
+    "layer_norm",
+    "lookup",
     "max_pool3d",
     "max_pool3d_gradient",
+    "mode",
+    "morton_index",
+    "neighbours",
+    "normalized_conv3d",
     "parent_support",
+    "pool_transpose3d",
+    "rms_norm",
     "subm_conv3d",
     "subm_padding",
     "sum_pool3d",
     "sum_pool3d_gradient",
     "taps",
+    "topk_rows",
     "touched_support",
+    "trilinear_weights",
+    "union",
+    "upsample_nearest",
+    "upsample_trilinear",
     "voxelize",
 ]

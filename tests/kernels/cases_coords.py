@@ -1,0 +1,265 @@
+"""Cases of the coordinate kernels: hash table, kernel maps, order, created sets."""
+
+from __future__ import annotations
+
+import functools
+
+import mlx.core as mx
+import numpy as np
+
+from mlxsparse.backend import kernel_coords as kc
+from mlxsparse.errors import CoordinateRangeError
+from mlxsparse.testing import oracle
+
+from .common import LARGE, Case, equal, integers, rng, sites, sized
+
+LOW, HIGH = -(2**31), 2**31 - 1
+
+
+def lowest_rows(coords: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    first: dict[tuple[int, ...], int] = {}
+    for row, site in enumerate(coords.tolist()):
+        if site[0] >= 0:
+            first.setdefault(tuple(site), row)
+    return np.array([first.get(tuple(q), -1) for q in queries.tolist()], np.int32)
+
+
+def check_lookup(coords: np.ndarray, queries: np.ndarray, capacity: int | None = None) -> None:
+    table = kc.hash_table(integers(coords), capacity)
+    equal(kc.find_rows(table, integers(queries)), lowest_rows(coords, queries), "rows")
+
+
+def hash_duplicates() -> None:
+    n = sized(700, 200_000)
+    coords = np.column_stack([rng(1).integers(0, 2, n), rng(2).integers(-4, 5, (n, 3))]).astype(np.int32)
+    coords[::17] = (-1, 0, 0, 0)  # padding in the middle is left out
+    check_lookup(coords, np.concatenate([coords[::-1], coords + (0, 20, 0, 0)]))
+
+
+def hash_full_range() -> None:
+    ends = np.array([LOW, LOW + 1, -1, 0, 1, HIGH - 1, HIGH])
+    grid = np.stack(np.meshgrid(ends, ends, ends, indexing="ij"), -1).reshape(-1, 3)
+    coords = np.column_stack([rng(3).integers(0, HIGH, len(grid)), grid]).astype(np.int32)
+    coords[:40, 0] = HIGH
+    check_lookup(
+        coords, np.concatenate([coords, coords ^ np.int32(1)]) & np.array([HIGH, -1, -1, -1], np.int32)
+    )
+
+
+def hash_full_table() -> None:
+    """Every slot is taken: a probe for an absent key visits all of them and ends."""
+    n = sized(256, 4096)
+    coords = np.column_stack([np.zeros(n), rng(4).permutation(n), np.arange(n), -np.arange(n)]).astype(
+        np.int32
+    )
+    absent = coords + np.array([0, 0, 0, 5], np.int32)
+    check_lookup(coords, np.concatenate([coords, absent]), capacity=n)
+    for few in (1, 2, 4):  # the last free slot is found by the last probe
+        check_lookup(coords[:few], np.concatenate([coords[:few], absent[:few]]), capacity=few)
+
+
+@functools.cache
+def _inverse(odd: int) -> int:
+    return pow(odd, -1, 2**32)
+
+
+def _unshift(h: np.ndarray, by: int) -> np.ndarray:
+    out = h
+    for _ in range(32 // by + 1):
+        out = h ^ (out >> np.uint32(by))
+    return out
+
+
+def _mix(h: np.ndarray, v: np.ndarray) -> np.ndarray:
+    h = (h ^ v) * np.uint32(0x9E3779B1)
+    h ^= h >> np.uint32(15)
+    h *= np.uint32(0x85EBCA77)
+    return h ^ (h >> np.uint32(13))
+
+
+def hash_colliding_keys() -> None:
+    """Keys with one first hash: z is solved for it (kernels/coord_hash.h)."""
+    n = sized(300, 2**20)
+    b, x = np.zeros(n, np.uint32), np.arange(n, dtype=np.uint32)
+    y = rng(5).integers(0, 2**32, n, dtype=np.uint32)
+    before = _mix(_mix(_mix(np.full(n, 0x27D4EB2F, np.uint32), b), x), y)
+    h = _unshift(np.full(n, 0x12345678, np.uint32), 13) * np.uint32(_inverse(0x85EBCA77))
+    z = (_unshift(h, 15) * np.uint32(_inverse(0x9E3779B1))) ^ before
+    assert len(np.unique(_mix(before, z))) == 1
+    coords = np.column_stack([b, x, y, z]).view(np.int32)
+    check_lookup(coords, coords)
+
+
+def hash_tiny() -> None:
+    none = np.zeros((0, 4), np.int32)
+    one = np.array([[0, 5, -6, 7]], np.int32)
+    for coords in (none, one):
+        for queries in (none, one, np.array([[0, 5, -6, 8], [-1, 5, -6, 7]], np.int32)):
+            check_lookup(coords, queries)
+
+
+# ---------------------------------------------------------------- kernel maps
+
+
+def tables(pairs: list[oracle.Pair], taps: int, n: int, m: int) -> tuple[np.ndarray, np.ndarray]:
+    """The oracle's pairs as neighbour tables (nbr, back)."""
+    nbr, back = np.full((taps, m), -1, np.int32), np.full((taps, n), -1, np.int32)
+    for pair in pairs:
+        nbr[pair.tap, pair.out_row] = pair.in_row
+        back[pair.tap, pair.in_row] = pair.out_row
+    return nbr, back
+
+
+def check_map(coords: np.ndarray, queries: np.ndarray, size, stride, padding, dilation) -> None:
+    got = kc.neighbour_map(
+        kc.hash_table(integers(coords)), integers(queries), size, stride, padding, dilation
+    )
+    pairs = oracle.conv_pairs(coords, queries, size, stride, padding, dilation)
+    nbr, back = tables(pairs, int(np.prod(size)), len(coords), len(queries))
+    equal(got.nbr, nbr, "nbr")
+    equal(got.back, back, "back")
+
+
+def map_submanifold() -> None:
+    c = sites(10, sized(120, 4000), sized(6, 20))
+    check_map(c, c, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1))
+    check_map(c, c, (3, 1, 2), (1, 1, 1), (2, 0, 3), (2, 1, 3))
+
+
+def map_strided() -> None:
+    c = sites(11, sized(120, 4000), sized(8, 24))
+    out = oracle.touched_support(c, (3, 2, 3), (2, 3, 1), (1, 0, 2), (1, 2, 1))
+    check_map(c, out, (3, 2, 3), (2, 3, 1), (1, 0, 2), (1, 2, 1))
+
+
+def map_125_taps() -> None:
+    c = sites(12, sized(40, 2000), sized(5, 20))
+    check_map(c, c, (5, 5, 5), (1, 1, 1), (2, 2, 2), (1, 1, 1))
+
+
+def map_near_the_limits() -> None:
+    """Products past 32 bits are missing, not wrapped."""
+    c = np.array([[0, HIGH, LOW, 0], [0, HIGH - 1, LOW + 1, 0], [0, -2, 2, 2], [1, LOW, HIGH, 1]], np.int32)
+    check_map(c, c, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1))
+    q = np.array([[0, 2**30, -(2**30), 0], [0, -(2**30) - 1, 1, 1], [1, -(2**30), 2**30, 1]], np.int32)
+    check_map(c, q, (2, 2, 2), (2, 2, 2), (0, 0, 1), (1, 1, 1))
+
+
+def map_tiny() -> None:
+    none, one = np.zeros((0, 4), np.int32), np.array([[0, 1, 2, 3]], np.int32)
+    for c in (none, one):
+        for q in (none, one):
+            check_map(c, q, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1))
+
+
+# ---------------------------------------------------------------- order and created sets
+
+
+def order_any_range() -> None:
+    n = sized(400, 300_000)
+    coords = rng(20).integers(LOW, HIGH + 1, (n, 4), dtype=np.int64).astype(np.int32)
+    coords[: n // 2, :3] = coords[0, :3]
+    coords[::5] = coords[3]
+    equal(kc.sorted_order(integers(coords)), np.lexsort(coords.T[::-1]), "order")
+    for small in (coords[:0], coords[:1]):
+        equal(kc.sorted_order(integers(small)), np.arange(len(small)), "order")
+
+
+def unique_any_range() -> None:
+    n = sized(300, 200_000)
+    coords = rng(21).integers(-2, 2, (n, 4)).astype(np.int32) * np.int32(2**30)
+    coords[:, 0] = rng(22).integers(-1, 3, n)
+    equal(kc.sorted_unique(integers(coords)), np.unique(coords[coords[:, 0] >= 0], axis=0), "sites")
+
+
+def flags_with_and_without_capacity() -> None:
+    for n in (0, 1, sized(700, 100_000)):
+        flags = rng(23).random(n) < 0.3
+        wanted = np.flatnonzero(flags)
+        equal(kc.flagged(mx.array(flags)), wanted, "numbers")
+        more, less = len(wanted) + 5, len(wanted) // 2
+        equal(kc.flagged(mx.array(flags), more), np.append(wanted, [-1] * 5), "numbers")
+        equal(kc.flagged(mx.array(flags), less), wanted[:less], "numbers")
+
+
+GEOMETRIES = [
+    ((2, 2, 2), (2, 2, 2), (0, 0, 0), (1, 1, 1)),
+    ((3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1)),
+    ((3, 2, 1), (1, 3, 2), (0, 2, 1), (2, 1, 1)),
+]
+
+
+def supports() -> None:
+    c = sites(24, sized(60, 2000), sized(9, 30))
+    for size, s, p, d in GEOMETRIES[: None if LARGE else 2]:
+        for bounds in (None, (4, 3, 5)):
+            got = kc.touched(integers(c), size, s, p, d, bounds)
+            wanted = oracle.touched_support(c, size, s, p, d)
+            equal(got, within(wanted, bounds), f"touched {size}")
+            got = kc.generated(integers(c), size, s, p, d, bounds)
+            wanted = oracle.generative_support(c, size, s, p, d)
+            equal(got, within(wanted, bounds), f"generated {size}")
+
+
+def within(rows: np.ndarray, bounds: tuple[int, int, int] | None) -> np.ndarray:
+    return rows if bounds is None else rows[((rows[:, 1:] >= 0) & (rows[:, 1:] < bounds)).all(axis=1)]
+
+
+def parent_sites() -> None:
+    c = sites(25, sized(200, 5000), sized(9, 40))
+    c = np.concatenate([c, [[0, LOW, HIGH, -1]]]).astype(np.int32)
+    for s in ((1, 1, 1), (2, 2, 2), (3, 1, 4)):
+        equal(kc.parents(integers(c), s), oracle.parent_support(c, s), f"parents {s}")
+    for s in ((2, 2, 2), (1, 3, 1)):
+        equal(kc.parents(integers(c[:0]), s), np.zeros((0, 4)), "parents of none")
+        equal(kc.parents(integers(c[:1]), s), oracle.parent_support(c[:1], s), "parents of one")
+
+
+def supports_tiny() -> None:
+    one = np.array([[3, 1, -2, 3]], np.int32)
+    for c in (one[:0], one):
+        args = ((2, 2, 1), (2, 1, 1), (0, 1, 0), (1, 1, 1))
+        equal(kc.touched(integers(c), *args, None), oracle.touched_support(c, *args), "touched")
+        equal(kc.generated(integers(c), *args, None), oracle.generative_support(c, *args), "generated")
+
+
+def supports_out_of_range() -> None:
+    """The last sites inside (-2^30, 2^30), and the first outside."""
+
+    def reach(y: int, d: int) -> np.ndarray:
+        c = integers(np.array([[0, 0, y, 0]]))
+        return np.array(kc.generated(c, (1, 2, 1), (1, 2, 1), (0, 0, 0), (1, d, 1), None))
+
+    equal(reach(2**29 - 1, 1), np.array([[0, 0, 2**30 - 2, 0], [0, 0, 2**30 - 1, 0]]))
+    equal(reach(-(2**29) + 1, -1), np.array([[0, 0, -(2**30) + 1, 0], [0, 0, -(2**30) + 2, 0]]))
+    for y, d in ((2**29 - 1, 2), (-(2**29) + 1, -2), (2**29 + 1, 1)):
+        try:
+            reach(y, d)
+        except CoordinateRangeError as error:
+            assert "along y" in str(error)
+        else:
+            raise AssertionError("a site outside (-2^30, 2^30) was not refused")
+
+
+CASES: dict[str, Case] = {
+    f.__name__: f
+    for f in (
+        hash_duplicates,
+        hash_full_range,
+        hash_full_table,
+        hash_colliding_keys,
+        hash_tiny,
+        map_submanifold,
+        map_strided,
+        map_125_taps,
+        map_near_the_limits,
+        map_tiny,
+        order_any_range,
+        unique_any_range,
+        flags_with_and_without_capacity,
+        supports,
+        parent_sites,
+        supports_tiny,
+        supports_out_of_range,
+    )
+}

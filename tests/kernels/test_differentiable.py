@@ -1,0 +1,166 @@
+"""Kernels behind `differentiable`, against the host engine: how an engine function runs on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxsparse.backend import kernel_conv, kernel_rows, library
+from mlxsparse.backend.autodiff import differentiable
+from mlxsparse.backend.kernel_coords import NeighbourMap, map_of_pairs
+from mlxsparse.coords.geometry import Kernel
+from mlxsparse.coords.kernel_map import KernelMap
+from mlxsparse.engine import gather_gemm, pooling, rows
+from mlxsparse.errors import TransformError
+from mlxsparse.tensor import SparseTensor
+from tools.metalcheck import toolchain
+from tools.metalcheck.executor import Mode, metal_kernel_factory
+
+from .common import rng, sites
+
+LACKING = toolchain.missing()
+pytestmark = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
+MAKE = metal_kernel_factory(Mode(seed=1))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def on_the_cpu() -> Iterator[None]:
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    with library.using(MAKE):
+        yield
+    mx.set_default_device(before)
+
+
+def convolve(x: mx.array, w: mx.array, b: mx.array, pairs: NeighbourMap, count: int, groups: int) -> mx.array:
+    """gather_gemm.convolve on the GPU; `count` output rows are active."""
+
+    def forward(x: mx.array, w: mx.array, b: mx.array) -> mx.array:
+        return kernel_conv.conv_forward(x, w, pairs.nbr, b, groups=groups, active=count)
+
+    def input_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
+        return kernel_conv.conv_input_grad(ct, w, pairs.back, groups=groups)
+
+    def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
+        return kernel_conv.conv_weight_grad(ct, x, pairs.nbr, groups=groups)
+
+    def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
+        return ct[:count].astype(mx.float32).sum(axis=0).astype(b.dtype)
+
+    return differentiable("convolution", forward, (input_gradient, weight_gradient, bias_gradient), x, w, b)
+
+
+def max_pool(x: mx.array, pairs: NeighbourMap) -> mx.array:
+    def gradient(ct: mx.array, x: mx.array) -> mx.array:
+        return kernel_rows.max_pool_grad(ct, kernel_rows.max_pool(x, pairs.nbr)[1], pairs.back)
+
+    return differentiable("max pooling", lambda x: kernel_rows.max_pool(x, pairs.nbr)[0], (gradient,), x)
+
+
+def sum_pool(x: mx.array, pairs: NeighbourMap) -> mx.array:
+    return differentiable(
+        "sum pooling",
+        lambda x: kernel_rows.gather_sum(x, pairs.nbr),
+        (lambda ct, x: kernel_rows.gather_sum(ct, pairs.back),),
+        x,
+    )
+
+
+def segment_reduce(x: mx.array, parts: kernel_rows.Segments, mode: str) -> mx.array:
+    def forward(x: mx.array) -> mx.array:
+        return kernel_rows.segment_reduce(x, parts, mode)[0].astype(x.dtype)
+
+    def gradient(ct: mx.array, x: mx.array) -> mx.array:
+        if mode in ("sum", "mean"):
+            share = 1.0 / mx.maximum(parts.counts, 1) if mode == "mean" else None
+            return kernel_rows.gather_sum(ct, parts.group[None], before=share)
+        return kernel_rows.winner_grad(ct, kernel_rows.segment_reduce(x, parts, mode)[1], parts.group)
+
+    return differentiable(f"segment {mode}", forward, (gradient,), x)
+
+
+def take_rows(x: mx.array, index: mx.array) -> mx.array:
+    def gradient(ct: mx.array, x: mx.array) -> mx.array:
+        parts = kernel_rows.segments(index, x.shape[0], check=False)
+        return kernel_rows.segment_reduce(ct, parts, "sum")[0].astype(x.dtype)
+
+    return differentiable("row gather", lambda x: kernel_rows.take_rows(x, index), (gradient,), x)
+
+
+class Problem:
+    """A strided map of the coordinate manager, as pairs on the host and as tables."""
+
+    def __init__(self) -> None:
+        coords = sites(40, 60)
+        self.x = mx.array(rng(41).standard_normal((len(coords), 6)).astype(np.float32))
+        tensor = SparseTensor(coords, self.x)
+        kernel = Kernel((3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))
+        out = tensor.manager.stride(tensor.key, 2, kernel_size=3, padding=1)
+        found: KernelMap = tensor.manager.kernel_map(tensor.key, out, kernel)
+        self.pairs, self.rows = found.pairs, out.capacity
+        self.tables = map_of_pairs(found.in_rows, found.out_rows, found.tap_ptr, len(coords), self.rows)
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return Problem()
+
+
+def same(kernel: Callable[..., mx.array], host: Callable[..., mx.array], *inputs: mx.array) -> None:
+    """Equal values and gradients in every input."""
+    y, wanted = kernel(*inputs), host(*inputs)
+    np.testing.assert_allclose(np.array(y), np.array(wanted), rtol=1e-4, atol=1e-5)
+    mixed = mx.array(rng(42).standard_normal(y.shape).astype(np.float32))
+    argnums = list(range(len(inputs)))
+    got = mx.grad(lambda *a: (kernel(*a) * mixed).sum(), argnums)(*inputs)
+    other = mx.grad(lambda *a: (host(*a) * mixed).sum(), argnums)(*inputs)
+    for a, b in zip(got, other):
+        np.testing.assert_allclose(np.array(a), np.array(b), rtol=1e-4, atol=1e-4)
+
+
+def test_convolution(problem: Problem) -> None:
+    w = mx.array(rng(43).standard_normal((4, 27, 3)).astype(np.float32))
+    b = mx.array(rng(44).standard_normal(4).astype(np.float32))
+    same(
+        lambda x, w, b: convolve(x, w, b, problem.tables, problem.rows, 2),
+        lambda x, w, b: gather_gemm.convolve(x, w, b, problem.pairs, problem.rows, 2),
+        problem.x,
+        w,
+        b,
+    )
+
+
+def test_pooling(problem: Problem) -> None:
+    for ours, theirs in ((max_pool, pooling.max_pool), (sum_pool, pooling.sum_pool)):
+        same(
+            lambda x, f=ours: f(x, problem.tables),
+            lambda x, f=theirs: f(x, problem.pairs, problem.rows),
+            problem.x,
+        )
+
+
+@pytest.mark.parametrize("mode", kernel_rows.MODES)
+def test_segments(problem: Problem, mode: str) -> None:
+    group = rng(45).integers(-1, 9, len(problem.x)).astype(np.int32)
+    parts, host = kernel_rows.segments(mx.array(group), 9), rows.Segments(group, 9)
+    same(lambda x: segment_reduce(x, parts, mode), lambda x: rows.segment_reduce(x, host, mode), problem.x)
+
+
+def test_row_gather(problem: Problem) -> None:
+    index = rng(46).integers(-1, len(problem.x), 90).astype(np.int32)
+    same(lambda x: take_rows(x, mx.array(index)), lambda x: rows.take_rows(x, index), problem.x)
+
+
+def test_transformations_that_kernels_lack_are_refused(problem: Problem) -> None:
+    def f(x: mx.array) -> mx.array:
+        return sum_pool(x, problem.tables).square().sum()
+
+    for transformed in (  # vmap traces, which the executor cannot run: a case for a GPU
+        lambda: mx.jvp(f, [problem.x], [problem.x]),
+        lambda: mx.grad(lambda x: mx.grad(f)(x).square().sum())(problem.x),
+    ):
+        with pytest.raises(TransformError):
+            mx.eval(transformed())

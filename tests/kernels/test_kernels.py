@@ -1,0 +1,37 @@
+"""Every kernel case on the CPU executor, in the plain order and under random schedules.
+
+`make check-kernels` runs the same cases under sanitizers, checks the texts, and plants mistakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+import pytest
+
+from mlxsparse.backend import library
+from tools.metalcheck import toolchain
+from tools.metalcheck.executor import Mode, metal_kernel_factory
+
+from . import cases_conv, cases_coords, cases_rows
+
+LACKING = toolchain.missing()
+pytestmark = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
+CASES = {**cases_coords.CASES, **cases_conv.CASES, **cases_rows.CASES}
+FACTORIES = [metal_kernel_factory(Mode(seed=seed)) for seed in (0, 1)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cpu() -> Iterator[None]:
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(before)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case(name: str) -> None:
+    for make in FACTORIES:
+        with library.using(make):
+            CASES[name]()

@@ -1,0 +1,135 @@
+"""The kernel library without a GPU: texts, the CUDA rewrite, and what is refused before a launch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxsparse.backend import kernel_conv, kernel_coords, kernel_rows, library
+from mlxsparse.errors import CapacityError, DeviceError, DTypeError, MLXSparseError, ShapeError, StrideError
+
+
+def never(*_: Any) -> Any:
+    def call(**_: Any) -> Any:
+        raise AssertionError("the kernel was launched")
+
+    return call
+
+
+@pytest.fixture(autouse=True)
+def no_launch() -> Iterator[None]:
+    with library.using(never):
+        yield
+
+
+def test_every_text_is_registered_and_names_what_the_registry_names() -> None:
+    files = {path.stem for path in library.folder().glob("*.metal")}
+    assert files == set(library.KERNELS)
+    for name, kernel in library.KERNELS.items():
+        body = library.text(f"{name}.metal")
+        code = re.sub(r"//[^\n]*", "", body)
+        for argument in [*kernel.inputs, *kernel.outputs, "dims"]:
+            assert re.search(rf"\b{argument}\b", code), f"{name} does not use {argument}"
+        for parameter in ("T", "EXACT"):
+            assert parameter in kernel.template or not re.search(rf"\b{parameter}\b", code), name
+
+
+def test_the_text_is_found_in_the_package_before_the_checkout(tmp_path: Any, monkeypatch: Any) -> None:
+    package = tmp_path / "mlxsparse"
+    for place in (package / "backend", package / "kernels", tmp_path / "kernels"):
+        place.mkdir(parents=True)
+    monkeypatch.setattr(library, "__file__", str(package / "backend" / "library.py"))
+    find = library.folder.__wrapped__
+    with pytest.raises(DeviceError, match="reinstall mlxsparse"):
+        find()
+    (tmp_path / "kernels" / "prelude.cuh").touch()
+    assert find() == tmp_path / "kernels"
+    (package / "kernels" / "prelude.cuh").touch()
+    assert find() == package / "kernels"
+
+
+def test_cuda_gets_shared_memory_and_the_prelude(monkeypatch: Any) -> None:
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(mx.fast, "cuda_kernel", lambda **given: seen.update(given))
+    library._cuda("n", ["x"], ["y"], library.text("conv.metal"), library.text("tile.h"))
+    declared = re.findall(r"^threadgroup .*\[.*;", library.text("conv.metal"), re.M)
+    assert len(declared) == 4 and seen["source"].count("__shared__") == 4
+    assert seen["header"].index("#define threadgroup") < seen["header"].index("TILE_CUDA 1")
+
+
+def test_without_a_gpu_the_library_says_so(monkeypatch: Any) -> None:
+    monkeypatch.setattr(library, "_forced", None)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match="neither Metal nor CUDA"):
+        library.factory()
+
+
+COORDS = mx.zeros((3, 4), dtype=mx.int32)
+TABLE = kernel_coords.CoordTable(COORDS, mx.zeros((64,), dtype=mx.uint32))
+X, W = mx.zeros((6, 4)), mx.zeros((5, 27, 4))
+NBR = mx.zeros((27, 6), dtype=mx.int32)
+REFUSED = {
+    "coordinates of three columns": (ShapeError, lambda: kernel_coords.hash_table(COORDS[:, :3])),
+    "int64 coordinates": (DTypeError, lambda: kernel_coords.hash_table(COORDS.astype(mx.int64))),
+    "a table smaller than the rows": (CapacityError, lambda: kernel_coords.hash_table(COORDS, 2)),
+    "a table of no power of two": (CapacityError, lambda: kernel_coords.hash_table(COORDS, 7)),
+    "70,000 taps": (CapacityError, lambda: kernel_coords.neighbour_map(TABLE, COORDS, (70, 100, 10))),
+    "stride 0": (StrideError, lambda: kernel_coords.parents(COORDS, (1, 0, 1))),
+    "a dtype without kernels": (DTypeError, lambda: kernel_rows.max_pool(X.astype(mx.int32), NBR)),
+    "a weight of another dtype": (
+        DTypeError,
+        lambda: kernel_conv.conv_forward(X, W.astype(mx.float16), NBR),
+    ),
+    "an int64 table": (DTypeError, lambda: kernel_conv.conv_forward(X, W, NBR.astype(mx.int64))),
+    "another number of taps": (ShapeError, lambda: kernel_conv.conv_forward(X, W, NBR[:3])),
+    "other channels": (ShapeError, lambda: kernel_conv.conv_forward(X[:, :3], W, NBR)),
+    "groups that do not divide": (ShapeError, lambda: kernel_conv.conv_forward(X, W, NBR, groups=2)),
+    "a bias of another length": (ShapeError, lambda: kernel_conv.conv_forward(X, W, NBR, X[0])),
+    "a row past the end": (MLXSparseError, lambda: kernel_rows.take_rows(X, mx.array([6], dtype=mx.int32))),
+    "a group below -1": (MLXSparseError, lambda: kernel_rows.segments(mx.array([-2], dtype=mx.int32), 3)),
+    "an unknown mode": (
+        MLXSparseError,
+        lambda: kernel_rows.batch_reduce(X, NBR[0], np.array([6]), "median"),
+    ),
+    "a threadgroup of 512": (
+        MLXSparseError,
+        lambda: library.launch("compact", [TABLE.slots, COORDS], [1], [(1,)], (1, 1, 1), 512),
+    ),
+    "a grid past 32 bits": (
+        CapacityError,
+        lambda: library.launch("compact", [TABLE.slots, COORDS], [1], [(1,)], (2**24, 1, 1)),
+    ),
+    "a size past 32 bits": (
+        CapacityError,
+        lambda: library.launch("compact", [TABLE.slots, COORDS], [2**31], [(1,)], (1, 1, 1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_before_a_launch(name: str) -> None:
+    error, call = REFUSED[name]
+    with pytest.raises(error):
+        call()
+
+
+def test_fp32_mode(monkeypatch: Any) -> None:
+    for mode, wanted in {"": 1, "near": 1, "exact": 2, "tf32": 0}.items():
+        monkeypatch.setenv("MLXSPARSE_FP32", mode)
+        assert kernel_conv._exact(mx.float32) == wanted
+        assert kernel_conv._exact(mx.float16) == 0
+    monkeypatch.setenv("MLXSPARSE_FP32", "fast")
+    with pytest.raises(MLXSparseError, match='"near", "exact" or "tf32"'):
+        kernel_conv._exact(mx.float32)
+
+
+def test_nothing_is_launched_for_nothing() -> None:
+    assert kernel_coords.hash_table(COORDS[:0]).slots.tolist() == [0] * 64
+    assert kernel_rows.take_rows(X, mx.zeros((0,), mx.int32)).shape == (0, 4)
+    assert kernel_conv.conv_weight_grad(X[:0], X[:0], NBR[:, :0]).shape == (4, 27, 4)
