@@ -2,6 +2,7 @@
 #   make test            the tests            (ARGS="-k conv" goes to pytest)
 #   make lint            ruff
 #   make types           mypy
+#   make check-kernels   the Metal kernels, checked and run on the CPU (docs/kernels.md; needs clang-19 on Linux)
 #   make demo            the example application; writes to out/
 #   make clean           removes the environment and build outputs
 # Variables: PYTHON (interpreter), VENV (environment folder), BACKEND (cpu, cuda12 or cuda13; Linux only),
@@ -25,7 +26,7 @@ INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check
 MAKE_VENV = $(PYTHON) -m venv $(VENV)
 endif
 
-.PHONY: test lint types demo clean
+.PHONY: test lint types check-kernels demo clean
 .DELETE_ON_ERROR:
 
 test: $(VENV)/.installed-dev
@@ -36,6 +37,9 @@ lint: $(VENV)/.installed-dev
 
 types: $(VENV)/.installed-dev
 	$(PY) -m mypy
+
+check-kernels: $(VENV)/.installed-dev
+	$(PY) -m tools.metalcheck $(ARGS)
 
 demo: $(VENV)/.installed-app
 	$(VENV)/bin/mlxsparse demo -o out

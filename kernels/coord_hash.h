@@ -1,0 +1,42 @@
+// Open-addressing table of coordinate rows. A slot holds row + 1, 0 is empty; coordinates are compared in full, so there
+// is no packing limit. The probe step is a second hash: keys that meet in their first slot part ways after it.
+#ifndef MLXSPARSE_COORD_HASH
+#define MLXSPARSE_COORD_HASH
+METAL_FUNC uint coord_mix(uint h, uint v) {
+  h = (h ^ v) * 0x9E3779B1u;
+  h ^= h >> 15;
+  h *= 0x85EBCA77u;
+  return h ^ (h >> 13);
+}
+
+METAL_FUNC uint coord_hash(int b, int x, int y, int z) {
+  return coord_mix(coord_mix(coord_mix(coord_mix(0x27D4EB2Fu, uint(b)), uint(x)), uint(y)), uint(z));
+}
+
+// Odd, so that in a table whose size is a power of two it visits every slot.
+METAL_FUNC uint coord_step(int b, int x, int y, int z) {
+  return coord_mix(coord_mix(coord_mix(coord_mix(0x165667B1u, uint(z)), uint(b)), uint(y)), uint(x)) | 1u;
+}
+
+METAL_FUNC bool coord_equal(const device int* c, int b, int x, int y, int z) {
+  return c[0] == b && c[1] == x && c[2] == y && c[3] == z;
+}
+
+// Row of (b, x, y, z) among the n rows of coords; -1 if it is not there.
+METAL_FUNC int coord_find(
+    const device int* coords, const device uint* table, uint n, uint mask, int b, int x, int y, int z) {
+  uint slot = coord_hash(b, x, y, z) & mask;
+  uint step = coord_step(b, x, y, z);
+  int row = -1;
+  for (uint probe = 0u; probe <= mask; probe++) {
+    uint entry = table[slot];
+    if (entry == 0u || entry > n) break;
+    if (coord_equal(coords + 4 * size_t(entry - 1u), b, x, y, z)) {
+      row = int(entry - 1u);
+      break;
+    }
+    slot = (slot + step) & mask;
+  }
+  return row;
+}
+#endif

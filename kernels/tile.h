@@ -1,0 +1,62 @@
+// Matrix tiles of one simdgroup (a CUDA warp). One interface, two bodies: simdgroup_matrix on Metal (below), mma.sync and
+// ldmatrix on CUDA (tile.cuh, which follows the prelude and defines TILE_CUDA).
+//
+//   tile_ld<T>(cols, k_rows)      padded row length of a matrix in threadgroup memory (16-byte rows, no bank conflicts);
+//                                 k_rows: rows run along the reduction axis
+//   tile_mma<T, M, N, EXACT>      fp32 accumulator of M x N, M % 16 == 0, N % 16 == 0; all 32 lanes call every method together
+//     .clear(lane)                lane = thread_index_in_simdgroup
+//     .mma<K, LDA, TA, LDB, TB>(a, b)   acc += A (M x K) * B (K x N), K % 16 == 0, both in threadgroup memory
+//                                 A is stored [m][k] (TA = false) or [k][m] (TA = true)
+//                                 B is stored [k][n] (TB = false) or [n][k] (TB = true)
+//     .ROWS, .COLS, .row(i), .col(j), .get(i, j, e)   the lane holds ROWS x COLS pairs: elements (row(i), col(j) + e), e = 0, 1
+// EXACT (fp32 on CUDA; Metal is always fp32): 0 one TF32 product (10-bit mantissa), 1 three TF32 products (near fp32),
+// 2 fp32 multiply-adds.
+#ifndef TILE_CUDA
+#include <metal_stdlib>
+#include <metal_simdgroup_matrix>
+#define TILE_UNROLL _Pragma("clang loop unroll(full)")
+template <typename T> constexpr int tile_ld(int cols, bool k_rows) {
+  return cols + (sizeof(T) == 4 && k_rows ? 8 : 16 / int(sizeof(T)));
+}
+
+template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
+  static constexpr constant int MI = M / 8, NI = N / 8, MN = MI * NI, ROWS = MI, COLS = NI;
+  simdgroup_matrix<float, 8, 8> c[MN];
+  int fm, fn; // where this lane's two elements lie in an 8x8 matrix (the map that MLX's own kernels rely on)
+
+  METAL_FUNC void clear(uint lane) {
+    fm = int((lane / 4) & 4) + int((lane / 2) % 4);
+    fn = int((lane / 4) & 2) * 2 + int(lane % 2) * 2;
+    TILE_UNROLL
+    for (int i = 0; i < MN; i++) c[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  }
+
+  template <int K, int LDA, bool TA, int LDB, bool TB>
+  METAL_FUNC void mma(const threadgroup T* a, const threadgroup T* b) {
+    TILE_UNROLL
+    for (int k = 0; k < K; k += 8) {
+      simdgroup_matrix<T, 8, 8> fa[MI];
+      simdgroup_matrix<T, 8, 8> fb[NI];
+      TILE_UNROLL
+      for (int i = 0; i < MI; i++) {
+        if (TA) simdgroup_load(fa[i], a + k * LDA + i * 8, LDA, ulong2(0), true);
+        else simdgroup_load(fa[i], a + i * 8 * LDA + k, LDA);
+      }
+      TILE_UNROLL
+      for (int j = 0; j < NI; j++) {
+        if (TB) simdgroup_load(fb[j], b + j * 8 * LDB + k, LDB, ulong2(0), true);
+        else simdgroup_load(fb[j], b + k * LDB + j * 8, LDB);
+      }
+      TILE_UNROLL
+      for (int i = 0; i < MI; i++) {
+        TILE_UNROLL
+        for (int j = 0; j < NI; j++) simdgroup_multiply_accumulate(c[i * NI + j], fa[i], fb[j], c[i * NI + j]);
+      }
+    }
+  }
+
+  METAL_FUNC int row(int i) const { return i * 8 + fm; }
+  METAL_FUNC int col(int j) const { return j * 8 + fn; }
+  METAL_FUNC float get(int i, int j, int e) { return c[i * NI + j].thread_elements()[e]; }
+};
+#endif

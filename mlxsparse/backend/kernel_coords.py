@@ -1,0 +1,228 @@
+"""Coordinates on the GPU: hash table, kernel maps, sorted and created coordinate sets.
+
+Coordinates are (N, 4) int32 rows (batch, x, y, z), x, y and z over the full range of int32; a row with a
+negative batch is padding. Everything is deterministic: the table keeps the lowest row of equal coordinates,
+and sorts run on keys that hold the row, so they do not depend on how a sort treats equals.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import CapacityError, CoordinateRangeError, StrideError
+from .library import MAX_GRID_YZ, MAX_THREADS, blocks, check_array, check_coords, launch, read_ints
+
+Triple = tuple[int, int, int]
+MAX_ROWS = 2**30  # so that a table of twice as many slots has a 32-bit size
+
+
+class CoordTable(NamedTuple):
+    """Coordinates and the hash table of their rows."""
+
+    coords: mx.array  # (N, 4) int32
+    slots: mx.array  # (CAP,) uint32, row + 1 or 0
+
+
+class NeighbourMap(NamedTuple):
+    """A kernel map from both sides; -1 where there is no pair."""
+
+    nbr: mx.array  # (T, M) int32 input row of each tap and output row
+    back: mx.array  # (T, N) int32 output row of each tap and input row
+
+
+def hash_table(coords: mx.array, capacity: int | None = None) -> CoordTable:
+    """Table of the rows of (N, 4) int32 coordinates; of equal ones the lowest row.
+
+    capacity: slots, a power of two that is at least N; default at least 2 N.
+    """
+    check_coords("coords", coords)
+    n = coords.shape[0]
+    if n > MAX_ROWS:
+        raise CapacityError(f"coords has {n} rows, at most {MAX_ROWS} fit a table; split the input")
+    size = capacity or max(64, 1 << max(2 * n - 1, 1).bit_length())
+    if size < n or size & (size - 1):
+        raise CapacityError(f"capacity {size} must be a power of two that is at least the {n} rows")
+    groups = (blocks(n, MAX_THREADS), 1, 1)
+    return CoordTable(coords, launch("coord_hash_insert", [coords], [n, size], [(size,)], groups, init=0)[0])
+
+
+def find_rows(table: CoordTable, queries: mx.array) -> mx.array:
+    """Row of each of (M, 4) int32 queries in the table's coordinates, (M,) int32; -1 where there is none."""
+    check_coords("queries", queries)
+    m = queries.shape[0]
+    dims = [table.coords.shape[0], table.slots.size, m]
+    inputs = [table.coords, table.slots, queries]
+    return launch("coord_hash_lookup", inputs, dims, [(m,)], (blocks(m, MAX_THREADS), 1, 1))[0]
+
+
+def neighbour_map(
+    table: CoordTable,
+    queries: mx.array,
+    size: Triple,
+    stride: Triple = (1, 1, 1),
+    padding: Triple = (0, 0, 0),
+    dilation: Triple = (1, 1, 1),
+) -> NeighbourMap:
+    """Pairs with ``input = output * stride - padding + k * dilation``, tap t = (kx * Ky + ky) * Kz + kz.
+
+    table: the input sites, distinct; queries (M, 4) int32 output sites, distinct. The map of a transposed
+    convolution is this one with the sites swapped, read from the other side. CapacityError past 65535 taps.
+    """
+    check_coords("queries", queries)
+    n, m, taps = table.coords.shape[0], queries.shape[0], size[0] * size[1] * size[2]
+    if taps > MAX_GRID_YZ:
+        raise CapacityError(f"a kernel of {size} has {taps} taps, at most {MAX_GRID_YZ} are supported")
+    _check_positive("stride", stride)
+    dims = [n, table.slots.size, m, *size, *stride, *padding, *dilation]
+    inputs = [table.coords, table.slots, queries]
+    groups = (blocks(m, MAX_THREADS), taps, 1)
+    return NeighbourMap(*launch("neighbour_map", inputs, dims, [(taps, m), (taps, n)], groups, init=-1))
+
+
+def map_of_pairs(
+    in_rows: np.ndarray, out_rows: np.ndarray, tap_ptr: np.ndarray, rows_in: int, rows_out: int
+) -> NeighbourMap:
+    """A NeighbourMap of pairs made on the host: tap t owns pairs [tap_ptr[t], tap_ptr[t + 1]).
+
+    rows_in, rows_out: rows of both sides with their padding, which no pair names.
+    """
+    tap = np.repeat(np.arange(len(tap_ptr) - 1), np.diff(tap_ptr))
+    nbr = np.full((len(tap_ptr) - 1, rows_out), -1, np.int32)
+    back = np.full((len(tap_ptr) - 1, rows_in), -1, np.int32)
+    nbr[tap, out_rows] = in_rows
+    back[tap, in_rows] = out_rows
+    return NeighbourMap(mx.array(nbr), mx.array(back))
+
+
+def _check_positive(name: str, values: Triple) -> None:
+    if min(values) < 1:
+        raise StrideError(f"{name} must be at least 1 on every axis, got {values}")
+
+
+# ---------------------------------------------------------------- order
+
+
+def _sort_pass(order: mx.array, column: mx.array) -> mx.array:
+    """`order` sorted by `column` (a value of each row), equal values as they were."""
+    # Value and place in one key: distinct keys need no stable sort. Flipping the sign bit orders negatives.
+    value = column[order].view(mx.uint32) ^ mx.array(0x80000000, mx.uint32)
+    place = mx.arange(order.size, dtype=mx.uint32).astype(mx.uint64)
+    key = mx.sort((value.astype(mx.uint64) << mx.array(32, mx.uint64)) | place)
+    return order[(key & mx.array(0xFFFFFFFF, mx.uint64)).astype(mx.uint32)]
+
+
+def sorted_order(coords: mx.array) -> mx.array:
+    """Rows of (N, 4) int32 coordinates in lexicographic order, ties by row: (N,) int32."""
+    check_coords("coords", coords)
+    order = mx.arange(coords.shape[0], dtype=mx.int32)
+    if coords.shape[0] < 2:
+        return order
+    for axis in (3, 2, 1, 0):
+        order = _sort_pass(order, coords[:, axis])
+    return order
+
+
+def stable_order(values: mx.array) -> mx.array:
+    """Places of (n,) int32 values in ascending order, ties by place: (n,) int32."""
+    check_array("values", values, 1, mx.int32)
+    order = mx.arange(values.size, dtype=mx.int32)
+    return order if values.size < 2 else _sort_pass(order, values)
+
+
+def flagged(flags: mx.array, capacity: int | None = None) -> mx.array:
+    """Numbers of the flagged items, ascending, int32.
+
+    flags (n,) bool. Without a capacity their count is read and is the length; with it the length is
+    `capacity`, filled up with -1.
+    """
+    n = flags.size
+    if n == 0:
+        return mx.full((capacity or 0,), -1, mx.int32)
+    places = mx.cumsum(flags.astype(mx.int32))
+    if capacity is None:
+        capacity = read_ints(places[-1])[0]
+    inputs = [flags.astype(mx.uint32), places]
+    return launch("compact", inputs, [n, capacity], [(capacity,)], (blocks(n, MAX_THREADS), 1, 1), init=-1)[0]
+
+
+def distinct_rows(coords: mx.array) -> mx.array:
+    """Lowest row of each distinct site, ascending, int32; padding is left out. Reads one count."""
+    first = find_rows(hash_table(coords), coords)
+    return flagged(first == mx.arange(coords.shape[0], dtype=mx.int32))
+
+
+def sorted_unique(coords: mx.array) -> mx.array:
+    """Distinct sites of (N, 4) int32 coordinates, sorted: (M, 4) int32. Reads one count."""
+    sites = coords[distinct_rows(coords)]
+    return sites[sorted_order(sites)]
+
+
+# ---------------------------------------------------------------- created sets
+
+
+def parents(coords: mx.array, stride: Triple) -> mx.array:
+    """Distinct ``floor(c / stride)``, sorted: (M, 4) int32."""
+    check_coords("coords", coords)
+    _check_positive("stride", stride)
+    return sorted_unique(mx.concatenate([coords[:, :1], _floor_divide(coords[:, 1:], stride)], axis=1))
+
+
+def _floor_divide(c: mx.array, stride: Triple) -> mx.array:
+    s = mx.array(stride, dtype=mx.int32)
+    quotient = c // s
+    # MLX rounds a negative quotient down or towards zero, depending on the backend: the remainder tells.
+    return mx.where(c - quotient * s < 0, quotient - 1, quotient)
+
+
+def touched(
+    coords: mx.array, size: Triple, stride: Triple, padding: Triple, dilation: Triple, bounds: Triple | None
+) -> mx.array:
+    """Every o with ``o * s - p + k * d`` an active site for some tap k, within [0, bounds): sorted (M, 4).
+
+    CoordinateRangeError where one lies outside (-2^30, 2^30).
+    """
+    return _expanded(coords, size, stride, padding, dilation, bounds, forward=True)
+
+
+def generated(
+    coords: mx.array, size: Triple, stride: Triple, padding: Triple, dilation: Triple, bounds: Triple | None
+) -> mx.array:
+    """Every ``c * s - p + k * d`` of an active site c and tap k, within [0, bounds): sorted (M, 4).
+
+    CoordinateRangeError where one lies outside (-2^30, 2^30).
+    """
+    return _expanded(coords, size, stride, padding, dilation, bounds, forward=False)
+
+
+def _expanded(
+    coords: mx.array,
+    size: Triple,
+    stride: Triple,
+    padding: Triple,
+    dilation: Triple,
+    bounds: Triple | None,
+    forward: bool,
+) -> mx.array:
+    """Axis by axis, distinct sites only in between, so that the candidates stay few. Sorted at the end."""
+    check_coords("coords", coords)
+    _check_positive("stride", stride)
+    for axis in range(3):
+        n, taps = coords.shape[0], size[axis]
+        if n * taps >= 2**31:
+            raise CapacityError(
+                f"{n} sites times {taps} taps need more than 2^31 candidates; split the input"
+            )
+        bound = 0 if bounds is None else bounds[axis]
+        dims = [n, taps, axis, stride[axis], padding[axis], dilation[axis], int(forward), bound]
+        groups = (blocks(n * taps, MAX_THREADS), 1, 1)
+        coords, status = launch("candidates", [coords], dims, [(n * taps, 4), (8,)], groups, init=0)
+        coords = coords[distinct_rows(coords)]
+        if n and read_ints(status[0])[0]:
+            raise CoordinateRangeError(
+                f"coords: the kernel reaches a site outside (-2^30, 2^30) along {'xyz'[axis]}; "
+                "shift the coordinates"
+            )
+    return coords[sorted_order(coords)]

@@ -1,0 +1,103 @@
+"""`python -m tools.metalcheck.nvrtc`: compiles every kernel for CUDA, on a machine without a GPU.
+
+Needs NVIDIA's run-time compiler and headers, as wheels or from MLX's cuda12 and cuda13 extras. What it cannot
+see: whether the results are right.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import pathlib
+import sys
+from collections.abc import Iterator
+
+from mlxsparse.backend import library
+
+WHEELS = "nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
+ARCHITECTURES = ("sm_80", "sm_90")
+_TYPES = {"int32": "int", "uint32": "unsigned int", "float32": "float"}
+_INCLUDES = """#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+#include <cooperative_groups.h>
+#include <cuda/std/limits>
+#define inf cuda::std::numeric_limits<float>::infinity()
+"""
+
+
+def sources() -> Iterator[tuple[str, str]]:
+    """(variant, CUDA text) of every kernel, floating-point type and way to multiply float32."""
+    for name, kernel in library.KERNELS.items():
+        floats = ("float", "__half", "__nv_bfloat16") if "T" in kernel.template else ("float",)
+        for kind, exact in itertools.product(floats, range(3) if "EXACT" in kernel.template else (0,)):
+            if exact and kind != "float":
+                continue
+            arrays = [f"const {_TYPES.get(t, kind)}* {n}" for n, t in kernel.inputs.items()]
+            arrays += ["const int* dims", *(f"{_TYPES.get(t, kind)}* {n}" for n, t in kernel.outputs.items())]
+            body = library.shared_memory(library.text(f"{name}.metal"))
+            text = (  # as MLX builds it
+                _INCLUDES
+                + library.cuda_prelude()
+                + library.header(kernel)
+                + f"\nnamespace mlx::core::cu {{\n__global__ void kernel({', '.join(arrays)}) {{\n"
+                + (f"  constexpr int EXACT = {exact};\n" if "EXACT" in kernel.template else "")
+                + (f"  using T = {kind};\n" if "T" in kernel.template else "")
+                + body
+                + "\n}\n}\n"
+            )
+            yield f"{name}[{kind}, {exact}]", text
+
+
+def _find(pattern: str) -> list[pathlib.Path]:
+    return [p for place in sys.path for p in sorted(pathlib.Path(place or ".").glob(f"nvidia/{pattern}"))]
+
+
+class Compiler:
+    """NVRTC from an nvidia-cuda-nvrtc wheel."""
+
+    def __init__(self) -> None:
+        found = _find("*/lib/libnvrtc.so.*")
+        if not found:
+            raise FileNotFoundError(f"libnvrtc not found: pip install {WHEELS}")
+        self.library = ctypes.CDLL(str(found[0]))
+        self.includes = [*_find("*/include"), *_find("*/include/cccl")]
+
+    def errors(self, text: str, architecture: str) -> str:
+        """What NVRTC says about a text that it refuses; empty when it compiles."""
+        program = ctypes.c_void_p()
+        self.library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
+        options = [f"--gpu-architecture={architecture}", "--device-as-default-execution-space", "--std=c++20"]
+        options += [f"--include-path={path}" for path in self.includes]
+        array = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
+        if self.library.nvrtcCompileProgram(program, len(options), array) == 0:
+            log = ""
+        else:
+            size = ctypes.c_size_t()
+            self.library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+            buffer = ctypes.create_string_buffer(size.value)
+            self.library.nvrtcGetProgramLog(program, buffer)
+            log = buffer.value.decode() or "refused without a message"
+        self.library.nvrtcDestroyProgram(ctypes.byref(program))
+        return log
+
+
+def main() -> int:
+    try:
+        compiler = Compiler()
+    except FileNotFoundError as error:
+        print(f"nvrtc: {error}", file=sys.stderr)
+        return 2
+    bad = count = 0
+    for variant, text in sources():
+        for architecture in ARCHITECTURES:
+            count += 1
+            log = compiler.errors(text, architecture)
+            if log:
+                bad += 1
+                print(f"FAIL {variant} {architecture}\n{log[:2000]}")
+    print(f"{count - bad} of {count} variants compile for CUDA")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

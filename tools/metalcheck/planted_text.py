@@ -1,0 +1,185 @@
+"""Mistakes in Metal text, each in a kernel `inp (64,) float, small (3,) int -> out (64,) float`."""
+
+from __future__ import annotations
+
+# name -> (header, body); accepted by the checks
+RIGHT: dict[str, tuple[str, str]] = {
+    "a helper with a device pointer": (
+        "inline float f(const device float* p, uint i) { return p[i]; }",
+        "out[thread_position_in_grid.x] = f(inp, 0);",
+    ),
+    "unsuffixed literals": (
+        "",
+        "out[0] = inp[0] * 2.0 + 1.5;",
+    ),
+}
+
+# Caught by nothing here: Metal forbids recursion, clang does not mind.
+UNSEEN: dict[str, tuple[str, str]] = {
+    "recursion": (
+        "inline int f(int n) { return n < 2 ? n : f(n - 1) + f(n - 2); }",
+        "out[0] = float(f(5));",
+    ),
+}
+
+# name -> (header, body); refused
+WRONG: dict[str, tuple[str, str]] = {
+    "helper param without AS (float*)": (
+        "inline float f(const float* p, uint i) { return p[i]; }",
+        "out[0] = f(inp, 0);",
+    ),
+    "local ptr without AS = device": (
+        "",
+        "const float* p = inp; out[0] = p[0];",
+    ),
+    "unqualified ptr to local (thread)": (
+        "",
+        "float t = 1.0f; float* p = &t; out[0] = *p;",
+    ),
+    "reference param without AS": (
+        "inline void f(float& x) { x += 1.0f; }",
+        "float t = 0.0f; f(t); out[0] = t;",
+    ),
+    "device ptr <- threadgroup ptr": (
+        "",
+        "threadgroup float s[32];\n s[0] = 1.0f; device float* p = s; out[0] = p[0];",
+    ),
+    "constant passed as device": (
+        "inline float f(const device int* p) { return float(p[0]); }",
+        "out[0] = f(small);",
+    ),
+    "pass device const, drop const": (
+        "inline void f(device float* p) { p[0] = 1.0f; }",
+        "f(inp);",
+    ),
+    "threadgroup var in helper": (
+        "inline float f(uint i) {\n threadgroup float s[4];\n s[i] = 1.0f; return s[i]; }",
+        "out[0] = f(0);",
+    ),
+    "threadgroup initialiser": (
+        "",
+        "threadgroup int s = 0;\n out[0] = float(s);",
+    ),
+    "double": (
+        "",
+        "double x = 1.0; out[0] = float(x);",
+    ),
+    "undeclared builtin (warp)": (
+        "",
+        "out[0] = __shfl_down(inp[0], 1);",
+    ),
+    "undeclared simd fn": (
+        "",
+        "out[0] = simd_reduce_sum(inp[0]);",
+    ),
+    "simd_shuffle on uint64": (
+        "",
+        "ulong v = 3; out[0] = float(simd_shuffle(v, 0));",
+    ),
+    "simd_sum on bool": (
+        "",
+        "bool v = true; out[0] = float(simd_sum(v));",
+    ),
+    "64-bit CAS": (
+        "",
+        "device atomic_ulong* a = (device atomic_ulong*)out; "
+        "ulong e = 0; "
+        "atomic_compare_exchange_weak_explicit(a, &e, 1ul, memory_order_relaxed, memory_order_relaxed);",
+    ),
+    "atomic float max": (
+        "",
+        "device atomic_float* a = (device atomic_float*)out; "
+        "atomic_fetch_max_explicit(a, 1.0f, memory_order_relaxed);",
+    ),
+    "acquire/release order": (
+        "",
+        "device atomic_uint* a = (device atomic_uint*)out; "
+        "atomic_store_explicit(a, 1u, memory_order_release);",
+    ),
+    "CAS strong": (
+        "",
+        "device atomic_uint* a = (device atomic_uint*)out; "
+        "uint e = 0; "
+        "atomic_compare_exchange_strong_explicit(a, &e, 1u, memory_order_relaxed, memory_order_relaxed);",
+    ),
+    "implicit float->bfloat": (
+        "",
+        "bfloat x = inp[0]; out[0] = float(x);",
+    ),
+    "float4 -> half4 implicit": (
+        "",
+        "float4 v = float4(1.0f); half4 h = v; out[0] = float(h.x);",
+    ),
+    "narrowing in braces": (
+        "",
+        "int a[1] = {inp[0]}; out[0] = float(a[0]);",
+    ),
+    "min(int,uint) mixed": (
+        "",
+        "uint i = thread_position_in_grid.x; int n = 3; out[0] = float(min(i, n));",
+    ),
+    "std:: used": (
+        "",
+        "out[0] = std::max(1.0f, inp[0]);",
+    ),
+    "printf / host fn": (
+        "",
+        'printf("x"); out[0] = 0.0f;',
+    ),
+    "new/heap": (
+        "",
+        "thread float* p = new float[3]; out[0] = p[0];",
+    ),
+    "virtual": (
+        "struct A { virtual float f() { return 1.0f; } };",
+        "A a; out[0] = a.f();",
+    ),
+    "global mutable var": (
+        "int counter = 0;",
+        "counter++; out[0] = float(counter);",
+    ),
+    "file-scope constexpr w/o constant": (
+        "constexpr int Q = 3;",
+        "out[0] = float(Q);",
+    ),
+    "try/throw": (
+        "",
+        "throw 1;",
+    ),
+    "goto": (
+        "",
+        "goto e; e: out[0] = 0.0f;",
+    ),
+    "variable-length array": (
+        "",
+        "int n = small[0]; float t[n]; t[0] = 1.0f; out[0] = t[0];",
+    ),
+    "missing attribute name typo": (
+        "",
+        "out[thread_pos_in_grid.x] = 1.0f;",
+    ),
+    "write to const input": (
+        "",
+        "inp[0] = 1.0f;",
+    ),
+    "atomic direct read": (
+        "",
+        "device atomic_uint* a = (device atomic_uint*)out; uint v = a[0]; out[1] = float(v);",
+    ),
+    "simdgroup_matrix 16x16": (
+        "",
+        "simdgroup_matrix<float, 16, 16> m; out[0] = 0.0f;",
+    ),
+    "simdgroup_load wrong AS/type": (
+        "",
+        "simdgroup_matrix<half, 8, 8> m; simdgroup_load(m, inp, 8); out[0] = 0.0f;",
+    ),
+    "shape of undeclared input": (
+        "",
+        "out[0] = float(foo_shape[0]);",
+    ),
+    "missing barrier flag arg": (
+        "",
+        "threadgroup_barrier(); out[0] = 0.0f;",
+    ),
+}
