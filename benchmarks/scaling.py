@@ -26,12 +26,20 @@ def voxels(work: Path, n: int) -> np.ndarray:
     """(n, 4) distinct sites, a like surface at every size."""
     one = np.load(work / "surf_1m.npy")
     if n <= len(one):
-        # Whole scans in order, so that density stays what it is.
-        return np.ascontiguousarray(one[:n])
+        # The same share of the space of every scene, so that density stays what it is.
+        near = np.concatenate([_nearest(one[one[:, 0] == b], n // 8) for b in range(8)])
+        return np.ascontiguousarray(near)
     copies = -(-n // len(one))
     items = int(one[:, 0].max()) + 1
     shifted = [one + np.array([i * items, 0, 0, 0], np.int32) for i in range(copies)]
     return np.concatenate(shifted)[:n]
+
+
+def _nearest(sites: np.ndarray, n: int) -> np.ndarray:
+    """The n sites nearest to the scene's median, horizontally, in their order."""
+    off = sites[:, 1:3] - np.median(sites[:, 1:3], axis=0)
+    chosen = np.argsort((off**2).sum(axis=1), kind="stable")[:n]
+    return sites[np.sort(chosen)]
 
 
 def median(times: list[float]) -> float:
@@ -42,6 +50,7 @@ def measure(work: Path, n: int, channels: int, backward: bool, reps: int) -> dic
     """Seconds of each step and peak memory of this process for n voxels."""
     mx.set_default_device(mx.cpu)
     coords = mx.array(voxels(work, n))
+    n = coords.shape[0]
     rng = np.random.default_rng(0)
     x = ms.SparseTensor(coords, mx.array(rng.standard_normal((n, channels), dtype=np.float32)))
     w = mx.array(rng.standard_normal((channels, 3, 3, 3, channels), dtype=np.float32) / 30)
@@ -89,15 +98,16 @@ def main() -> None:
         row = measure(options.work, options.one, options.channels, options.backward, options.reps)
         print(json.dumps(row))
         return
-    print(f"{'voxels':>10} {'pairs/vx':>8} {'index':>8} {'map':>8} {'forward':>8} {'backward':>8} ns/voxel | peak MiB, / data")
+    names = ("index", "map", "forward", "backward")
+    print(f"{'voxels':>10} {'pairs':>6} " + " ".join(f"{name:>8}" for name in names) + "  ns/voxel | peak MiB, of data")
     for size in options.sizes.split(","):
         command = [sys.executable, __file__, str(options.work), "--one", size, "--channels", str(options.channels)]
         command += ["--reps", str(options.reps)] + (["--backward"] if options.backward else [])
         row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         n = row["voxels"]
-        steps = " ".join(f"{1e9 * row[s] / n:8.0f}" if s in row else f"{'-':>8}" for s in ("index", "map", "forward", "backward"))
+        steps = " ".join(f"{1e9 * row[s] / n:8.0f}" if s in row else f"{'-':>8}" for s in names)
         ratio = row["peak_mib"] / row["inputs_outputs_map_mib"]
-        print(f"{n:>10} {row['pairs'] / n:8.2f} {steps}          | {row['peak_mib']:9.0f} {ratio:6.2f}", flush=True)
+        print(f"{n:>10} {row['pairs'] / n:6.2f} {steps}           | {row['peak_mib']:8.0f} {ratio:7.2f}", flush=True)
 
 
 if __name__ == "__main__":

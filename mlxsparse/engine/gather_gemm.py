@@ -18,7 +18,7 @@ from ..backend.autodiff import differentiable
 from ..backend.host import empty, parallel, view32
 from .neighbors import TapPairs
 
-BLOCK = 2048  # output rows of one block
+BLOCK = 4096  # output rows of one block
 CHUNK = 4096  # pairs of one weight-gradient product
 SMALL_WORK = 1 << 22  # multiply-adds that one thread does in about the time of waking another
 
@@ -125,12 +125,25 @@ def for_each_block(
     parallel(block, len(edges) - 1, blas=blas)  # one block runs on the calling thread
 
 
-def gather(source: np.ndarray, ranks: np.ndarray, buffer: np.ndarray) -> np.ndarray:
-    """Rows `ranks` (ascending, distinct) of `source`: a view where they are consecutive."""
-    m = len(ranks)
-    if int(ranks[-1]) - int(ranks[0]) == m - 1:
-        return source[int(ranks[0]) : int(ranks[0]) + m]
-    return np.take(source, ranks, axis=0, out=buffer[:m], mode="clip")
+Reader = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def reader(values: np.ndarray, order: np.ndarray | None) -> Reader:
+    """``read(ranks, buffer)``: the rows of ascending, distinct ranks; a view where they are consecutive.
+
+    Rows that are not in rank order are read where they lie: a reordered copy is not faster.
+    """
+
+    def read(ranks: np.ndarray, buffer: np.ndarray) -> np.ndarray:
+        m = len(ranks)
+        if order is not None:
+            return np.take(values, order.take(ranks), axis=0, out=buffer[:m], mode="clip")
+        first = int(ranks[0])
+        if int(ranks[-1]) - first == m - 1:
+            return values[first : first + m]
+        return np.take(values, ranks, axis=0, out=buffer[:m], mode="clip")
+
+    return read
 
 
 def _at_most_one(pairs: TapPairs) -> bool:
@@ -173,22 +186,21 @@ def _gather_gemm(
     channels = taps.shape[2]
     out, y = empty((rows, channels), mx.float32)
     y[pairs.num_out :] = 0
-    source = by_rank(x, pairs.in_order, pairs.num_in)
+    if bias is None and _at_most_one(pairs):
+        _put_products(y, x, taps, pairs, groups)
+        return out
     scratch = Scratch()
-    once = _at_most_one(pairs)
+    read = reader(x, pairs.in_order)
 
     def work(first: int, last: int, parts: list[tuple[int, np.ndarray, slice | np.ndarray]]) -> None:
         n = last - first
-        buffer, product, sums, block = scratch(source.shape[1], channels, channels, channels)
+        buffer, product, sums, block = scratch(x.shape[1], channels, channels, channels)
         total = y[first:last] if pairs.out_order is None else block[:n]
         total[:] = 0 if bias is None else bias
         for tap, ranks, target in parts:
-            part = gather(source, ranks, buffer)
+            part = read(ranks, buffer)
             value = matmul_groups(part, taps[tap], groups, product[: len(ranks)])
-            if once and bias is None:
-                total[target] = value
-            else:
-                add_rows(total, target, value, sums)
+            add_rows(total, target, value, sums)
         if pairs.out_order is not None:
             y[pairs.out_order[first:last]] = total
 
@@ -196,13 +208,36 @@ def _gather_gemm(
     return out
 
 
+def _put_products(y: np.ndarray, x: np.ndarray, taps: np.ndarray, pairs: TapPairs, groups: int) -> None:
+    """y[o] = x[i] @ W[t] where no output has two pairs: nothing to add, so tap by tap in large pieces."""
+    if len(pairs.out_rank) < pairs.num_out:
+        y[: pairs.num_out] = 0
+    ptr = pairs.tap_ptr
+    pieces = [
+        (t, a, min(a + CHUNK, ptr[t + 1])) for t in range(len(taps)) for a in range(ptr[t], ptr[t + 1], CHUNK)
+    ]
+
+    read = reader(x, pairs.in_order)
+
+    def work(i: int) -> None:
+        tap, a, b = pieces[i]
+        rows = pairs.out_rank[a:b] if pairs.out_order is None else pairs.out_order.take(pairs.out_rank[a:b])
+        y[rows] = matmul_groups(
+            read(pairs.in_rank[a:b], np.empty((b - a, x.shape[1]), np.float32)),
+            taps[tap],
+            groups,
+            np.empty((b - a, y.shape[1]), np.float32),
+        )
+
+    parallel(work, len(pieces), blas=True)
+
+
 def _weight_gradient(x: np.ndarray, ct: np.ndarray, pairs: TapPairs, groups: int) -> mx.array:
     """Sum over pairs of x[i] (x) ct[o] -> (Co, T, Ci / groups) fp32."""
     taps = len(pairs.tap_ptr) - 1
     ci, co = x.shape[1] // groups, ct.shape[1] // groups
     out, dw = empty((groups * co, taps, ci), mx.float32)
-    source = by_rank(x, pairs.in_order, pairs.num_in)
-    grads = by_rank(ct, pairs.out_order, pairs.num_out)
+    read_x, read_ct = reader(x, pairs.in_order), reader(ct, pairs.out_order)
 
     def work(tap: int) -> None:
         lo, hi = int(pairs.tap_ptr[tap]), int(pairs.tap_ptr[tap + 1])
@@ -211,8 +246,8 @@ def _weight_gradient(x: np.ndarray, ct: np.ndarray, pairs: TapPairs, groups: int
         right = np.empty((CHUNK, ct.shape[1]), np.float32)
         for a in range(lo, hi, CHUNK):
             b = min(a + CHUNK, hi)
-            xs = gather(source, pairs.in_rank[a:b], left)
-            gs = gather(grads, pairs.out_rank[a:b], right)
+            xs = read_x(pairs.in_rank[a:b], left)
+            gs = read_ct(pairs.out_rank[a:b], right)
             if groups == 1:
                 total[0] += gs.T @ xs
             elif ci == 1 and co == 1:

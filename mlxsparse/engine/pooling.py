@@ -10,7 +10,7 @@ import numpy as np
 from ..backend import executor, fast
 from ..backend.autodiff import differentiable
 from ..backend.host import empty, parallel, view32
-from .gather_gemm import Scratch, add_rows, by_rank, for_each_block, gather
+from .gather_gemm import Scratch, add_rows, by_rank, for_each_block, reader
 from .neighbors import TapPairs
 
 Parts = list[tuple[int, np.ndarray, "slice | np.ndarray"]]
@@ -63,7 +63,7 @@ def _sum(
     if before is not None:
         x = by_rank(x, pairs.in_order, pairs.num_in) * before[:, None]
         pairs = pairs._replace(in_order=None)
-    source, places, read = _reader(x, pairs)
+    read, places = reader(x, pairs.in_order), _places(pairs)
 
     scratch = Scratch()
 
@@ -72,7 +72,7 @@ def _sum(
         buffer, sums = scratch(x.shape[1], x.shape[1])
         for _, ranks, target in parts:
             if fast.available() and not isinstance(target, slice):
-                fast.add_gathered(total, target, source, places(ranks))
+                fast.add_gathered(total, target, x, places(ranks))
             else:
                 add_rows(total, target, read(ranks, buffer), sums)
         if after is not None:
@@ -83,26 +83,17 @@ def _sum(
     return out
 
 
-def _reader(
-    x: np.ndarray, pairs: TapPairs
-) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray, np.ndarray], np.ndarray]]:
-    """(array, its places of ranks, its rows of ranks in a buffer): reordered first if that pays."""
+def _places(pairs: TapPairs) -> Callable[[np.ndarray], np.ndarray]:
+    """Input rows of input ranks."""
     order = pairs.in_order
-    if order is None or len(pairs.in_rank) > 2 * pairs.num_in:
-        source = by_rank(x, order, pairs.num_in)
-        return source, lambda ranks: ranks, lambda ranks, buffer: gather(source, ranks, buffer)
-
-    def read(ranks: np.ndarray, buffer: np.ndarray) -> np.ndarray:
-        return np.take(x, order.take(ranks), axis=0, out=buffer[: len(ranks)], mode="clip")
-
-    return x, order.take, read
+    return (lambda ranks: ranks) if order is None else order.take
 
 
 def _max(x: np.ndarray, pairs: TapPairs, rows: int) -> mx.array:
     channels = x.shape[1]
     out, y = empty((rows, channels), mx.float32)
     y[pairs.num_out :] = 0
-    source, places, read = _reader(x, pairs)
+    read, places = reader(x, pairs.in_order), _places(pairs)
     scratch = Scratch()
 
     def work(first: int, last: int, parts: Parts) -> None:
@@ -112,7 +103,7 @@ def _max(x: np.ndarray, pairs: TapPairs, rows: int) -> mx.array:
         best.fill(-np.inf)
         for _, ranks, target in parts:
             if fast.available() and not isinstance(target, slice):
-                fast.max_rows(best, target, source, places(ranks))
+                fast.max_rows(best, target, x, places(ranks))
                 continue
             value = read(ranks, buffer)
             if isinstance(target, slice):
@@ -139,7 +130,7 @@ def _reached(n: int, parts: Parts) -> np.ndarray:
 
 def _winner(x: np.ndarray, pairs: TapPairs) -> np.ndarray:
     """First tap that attains the maximum, by output rank: (num_out, C) int32, -1 without inputs."""
-    source = by_rank(x, pairs.in_order, pairs.num_in)
+    read = reader(x, pairs.in_order)
     winner = np.full((pairs.num_out, x.shape[1]), -1, np.int32)
 
     def work(first: int, last: int, parts: Parts) -> None:
@@ -147,7 +138,7 @@ def _winner(x: np.ndarray, pairs: TapPairs) -> np.ndarray:
         tap_of = winner[first:last]
         buffer = np.empty_like(best)
         for tap, ranks, target in parts:
-            value = gather(source, ranks, buffer)
+            value = read(ranks, buffer)
             current, owner = best[target], tap_of[target]
             # First tap, larger value, or NaN meeting a number; comparisons with NaN are False.
             better = (owner < 0) | (value > current) | ((value != value) & (current == current))

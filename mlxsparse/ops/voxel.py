@@ -270,7 +270,7 @@ def _points(points: Any) -> tuple[np.ndarray, bool]:
     elif isinstance(points, np.ndarray):
         if points.dtype.kind not in "fiu":
             raise DTypeError(f"points must be numbers, got numpy {points.dtype}")
-        xyz = points.astype(np.float64, copy=False)
+        xyz = points  # columns are widened one at a time
     else:
         raise DTypeError(f"points must be an mlx or numpy array (N, 3), got {type(points).__name__}")
     if xyz.ndim != 2 or xyz.shape[1] != 3:
