@@ -121,7 +121,9 @@ def cases(work: Path) -> dict[str, Case]:
 
     def run_parents(state: Any) -> ms.SparseTensor:
         coords, feats, w, _ = state
-        y = ms.ops.conv3d(ms.SparseTensor(coords, feats), w, stride=2, padding=w.shape[1] // 2, support="parents")
+        y = ms.ops.conv3d(
+            ms.SparseTensor(coords, feats), w, stride=2, padding=w.shape[1] // 2, support="parents"
+        )
         mx.eval(y.feats)
         return y
 
@@ -153,7 +155,10 @@ def cases(work: Path) -> dict[str, Case]:
         mx.eval(y.feats)
         return {"n_out": y.num_active}
 
-    found["f_maxpool_k2s2_100k_c64"] = (lambda: (mx.array(load("surf_100k")), features(100_000, 64)), run_pool)
+    found["f_maxpool_k2s2_100k_c64"] = (
+        lambda: (mx.array(load("surf_100k")), features(100_000, 64)),
+        run_pool,
+    )
 
     def run_both(state: Any) -> dict[str, Any]:
         x, w, _ = state
@@ -220,7 +225,9 @@ class UNet(mlx.nn.Module):
         self.norm = {str(n): ms.nn.BatchNorm(n) for n in c}
         self.relu = ms.nn.ReLU()
 
-    def unit(self, conv: mlx.nn.Module, x: ms.SparseTensor, relu: bool = True, **kwargs: Any) -> ms.SparseTensor:
+    def unit(
+        self, conv: mlx.nn.Module, x: ms.SparseTensor, relu: bool = True, **kwargs: Any
+    ) -> ms.SparseTensor:
         y = conv(x, **kwargs)
         y = self.norm[str(y.num_channels)](y)
         return self.relu(y) if relu else y
@@ -291,7 +298,17 @@ def main() -> None:
         results[name] = row
         print(name, row, file=sys.stderr, flush=True)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"peer": "mlxsparse", "threads": int(THREADS), "versions": versions, "peak_mib": peak, "results": results}))
+    print(
+        json.dumps(
+            {
+                "peer": "mlxsparse",
+                "threads": int(THREADS),
+                "versions": versions,
+                "peak_mib": peak,
+                "results": results,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

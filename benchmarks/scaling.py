@@ -99,15 +99,30 @@ def main() -> None:
         print(json.dumps(row))
         return
     names = ("index", "map", "forward", "backward")
-    print(f"{'voxels':>10} {'pairs':>6} " + " ".join(f"{name:>8}" for name in names) + "  ns/voxel | peak MiB, of data")
+    print(
+        f"{'voxels':>10} {'pairs':>6} "
+        + " ".join(f"{name:>8}" for name in names)
+        + "  ns/voxel | peak MiB, of data"
+    )
     for size in options.sizes.split(","):
-        command = [sys.executable, __file__, str(options.work), "--one", size, "--channels", str(options.channels)]
+        command = [
+            sys.executable,
+            __file__,
+            str(options.work),
+            "--one",
+            size,
+            "--channels",
+            str(options.channels),
+        ]
         command += ["--reps", str(options.reps)] + (["--backward"] if options.backward else [])
         row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         n = row["voxels"]
         steps = " ".join(f"{1e9 * row[s] / n:8.0f}" if s in row else f"{'-':>8}" for s in names)
         ratio = row["peak_mib"] / row["inputs_outputs_map_mib"]
-        print(f"{n:>10} {row['pairs'] / n:6.2f} {steps}           | {row['peak_mib']:8.0f} {ratio:7.2f}", flush=True)
+        print(
+            f"{n:>10} {row['pairs'] / n:6.2f} {steps}           | {row['peak_mib']:8.0f} {ratio:7.2f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

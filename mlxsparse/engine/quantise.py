@@ -9,40 +9,27 @@ from ..errors import CoordinateRangeError
 from .index import LIMIT
 from .sorting import Columns, group
 
+CHUNK = 1 << 15  # points whose temporaries stay in cache
 FLOAT32_CELLS = 2.0**22  # beyond it a float32 quotient resolves less than a quarter of a voxel
 
 
 def quantise(
     xyz: np.ndarray, wide: bool, origin: np.ndarray, size: np.ndarray, limits: np.ndarray | None
 ) -> tuple[list[np.ndarray], np.ndarray | None]:
-    """floor((p - origin) / size) of (N, 3) points: three int64 columns of the valid ones, and (N,) valid.
+    """floor((p - origin) / size) of (N, 3) points: three int32 columns of the valid ones, and (N,) valid.
 
     valid is None when all are: finite, and within `limits` (lower x, y, z, upper x, y, z; half-open).
     wide: in float64, else float32. CoordinateRangeError past 2**30 voxels (2**22 in float32).
     """
     kind = np.float64 if wide else np.float32
-    quotients: list[np.ndarray] = [np.empty(0)] * 3
-    reach = [0.0] * 3
-
-    def divide(axis: int) -> None:
-        quotient = xyz[:, axis].astype(kind)
-        if origin[axis]:
-            quotient -= kind(origin[axis])
-        quotient /= kind(size[axis])
-        quotients[axis] = quotient
-        # NaN and infinity pass through minimum and maximum.
-        reach[axis] = max(abs(float(quotient.min())), abs(float(quotient.max()))) if len(quotient) else 0.0
-
-    parallel(divide, 3, small=len(xyz) < 50_000)
+    cells, far = _cells(xyz, kind, origin, size)
     valid = None
-    if limits is not None or not np.isfinite(sum(reach)):
+    if limits is not None or not np.isfinite(far):
         valid = np.isfinite(xyz).all(axis=1)
         if limits is not None:
             with np.errstate(invalid="ignore"):
                 valid &= ((xyz >= limits[:3].astype(kind)) & (xyz < limits[3:].astype(kind))).all(axis=1)
-        quotients = [quotient[valid] for quotient in quotients]
-        reach = [float(np.abs(quotient).max()) if len(quotient) else 0.0 for quotient in quotients]
-    far = max(reach)
+        cells, far = _cells(xyz[valid], kind, origin, size)
     if not wide and far > FLOAT32_CELLS:
         raise CoordinateRangeError(
             f"float32 points reach {far:.3g} voxels from the origin, past 2**22 where float32 misplaces "
@@ -52,13 +39,31 @@ def quantise(
         raise CoordinateRangeError(
             f"points reach {far:.3g} voxels from the origin, at most 2**30: pass origin="
         )
-    cells: list[np.ndarray] = [np.empty(0)] * 3
+    return list(cells), valid
 
-    def floor(axis: int) -> None:
-        cells[axis] = np.floor(quotients[axis], out=quotients[axis]).astype(np.int64)
 
-    parallel(floor, 3, small=len(xyz) < 50_000)
-    return cells, valid
+def _cells(xyz: np.ndarray, kind: type, origin: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, float]:
+    """(3, N) int32 floors of the quotients, and the largest quotient's size (NaN or inf if there is one)."""
+    n = len(xyz)
+    cells = np.empty((3, n), np.int32)
+    chunks = -(-n // CHUNK)
+    reach = np.zeros((chunks, 3, 2))
+
+    def work(i: int) -> None:
+        rows = slice(i * CHUNK, min((i + 1) * CHUNK, n))
+        # A value that does not fit is found by `reach`, whatever its cast gives.
+        with np.errstate(invalid="ignore", over="ignore"):
+            for axis in range(3):
+                quotient = xyz[rows, axis].astype(kind)
+                if origin[axis]:
+                    quotient -= kind(origin[axis])
+                quotient /= kind(size[axis])
+                # NaN and infinity pass through minimum and maximum.
+                reach[i, axis] = quotient.min(), quotient.max()
+                cells[axis, rows] = np.floor(quotient, out=quotient)
+
+    parallel(work, chunks)
+    return cells, float(np.abs(reach).max()) if chunks else 0.0
 
 
 def merge(columns: Columns, max_sites: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 Columns = Sequence[np.ndarray]  # four (n,) integer arrays
+_PIECE = 1 << 16
 
 
 class Layout(NamedTuple):
@@ -34,14 +35,17 @@ def pack(columns: Columns) -> tuple[np.ndarray, Layout] | None:
     bits = [(int(c.max()) - least).bit_length() for c, least in zip(columns, low)]
     if sum(bits) > 62:
         return None
-    key = columns[0].astype(np.int64)
-    if low[0]:
-        key -= low[0]
-    for column, least, width in zip(columns[1:], low[1:], bits[1:]):
-        key <<= width
-        key += column
-        if least:
-            key -= least
+    n = len(columns[0])
+    key = np.empty(n, np.int64)
+    # In pieces that stay in cache: this is one pass over the columns instead of nine.
+    for start in range(0, n, _PIECE):
+        part = key[start : start + _PIECE]
+        np.subtract(columns[0][start : start + _PIECE], low[0], out=part, casting="unsafe", dtype=np.int64)
+        for column, least, width in zip(columns[1:], low[1:], bits[1:]):
+            part <<= width
+            part += column[start : start + _PIECE]
+            if least:
+                part -= least
     return key, Layout(low, bits)
 
 

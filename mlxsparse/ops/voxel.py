@@ -202,7 +202,7 @@ def voxelize(
     elif items is not None and len(items) and int(items.max()) >= batch_size:
         raise CoordinateRangeError(f"batch has number {int(items.max())}, but batch_size={batch_size}")
     if items is None:
-        items = np.zeros(len(xyz), np.int64)
+        items = np.zeros(len(xyz), np.int32)
     sites, number, _ = merge([items if valid is None else items[valid], *cells], max_voxels)
     full = number
     if valid is not None:
