@@ -54,7 +54,7 @@ def _cells(xyz: np.ndarray, kind: type, origin: np.ndarray, size: np.ndarray) ->
         # A value that does not fit is found by `reach`, whatever its cast gives.
         with np.errstate(invalid="ignore", over="ignore"):
             for axis in range(3):
-                quotient = xyz[rows, axis].astype(kind)
+                quotient: np.ndarray = xyz[rows, axis].astype(kind)
                 if origin[axis]:
                     quotient -= kind(origin[axis])
                 quotient /= kind(size[axis])
