@@ -94,6 +94,9 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
       return;
     }
     int l = int(tile_lane());
+    // Tensor cores cut off what TF32 sums lose, always towards zero: over a long chain that adds up. So fp32 gets a
+    // fresh fragment for each K, and an ordinary addition.
+    float part[MI][NI][4] = {};
 #pragma unroll
     for (int k = 0; k < K; k += KI) {
       uint fa[MI][4], fb[NI / 2][4];
@@ -101,7 +104,16 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
       for (int i = 0; i < MI; i++) load_a<LDA, TA>(fa[i], a, i, k, l);
 #pragma unroll
       for (int j = 0; j < NI / 2; j++) load_b<LDB, TB>(fb[j], b, 2 * j, k, l);
-      dots(fa, fb);
+      if constexpr (sizeof(T) == 4) dots(part, fa, fb);
+      else dots(c, fa, fb);
+    }
+    if constexpr (sizeof(T) == 4) {
+#pragma unroll
+      for (int i = 0; i < MI; i++)
+#pragma unroll
+        for (int j = 0; j < NI; j++)
+#pragma unroll
+          for (int e = 0; e < 4; e++) c[i][j][e] += part[i][j][e];
     }
   }
   // fp32 without tensor cores: each lane computes the elements that it holds
@@ -118,7 +130,7 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
             c[i / 2][j][(i & 1) * 2 + e] += left * right;
           }
   }
-  METAL_FUNC void dots(uint (&fa)[MI][4], uint (&fb)[NI / 2][4]) {
+  static METAL_FUNC void dots(float (&sum)[MI][NI][4], uint (&fa)[MI][4], uint (&fb)[NI / 2][4]) {
     if constexpr (sizeof(T) == 4) {
       uint ra[MI][4], rb[NI / 2][4];
 #pragma unroll
@@ -142,15 +154,15 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
         for (int i = 0; i < MI; i++)
 #pragma unroll
           for (int j = 0; j < NI; j++) {
-            tile_dot(c[i][j], ra[i], fb[j / 2][(j & 1) * 2], fb[j / 2][(j & 1) * 2 + 1], T());
-            tile_dot(c[i][j], fa[i], rb[j / 2][(j & 1) * 2], rb[j / 2][(j & 1) * 2 + 1], T());
+            tile_dot(sum[i][j], ra[i], fb[j / 2][(j & 1) * 2], fb[j / 2][(j & 1) * 2 + 1], T());
+            tile_dot(sum[i][j], fa[i], rb[j / 2][(j & 1) * 2], rb[j / 2][(j & 1) * 2 + 1], T());
           }
       }
     }
 #pragma unroll
     for (int i = 0; i < MI; i++)
 #pragma unroll
-      for (int j = 0; j < NI; j++) tile_dot(c[i][j], fa[i], fb[j / 2][(j & 1) * 2], fb[j / 2][(j & 1) * 2 + 1], T());
+      for (int j = 0; j < NI; j++) tile_dot(sum[i][j], fa[i], fb[j / 2][(j & 1) * 2], fb[j / 2][(j & 1) * 2 + 1], T());
   }
   METAL_FUNC int row(int i) const { return i * 8 + int(tile_lane() >> 2); }
   METAL_FUNC int col(int j) const { return j * 8 + int(tile_lane() & 3) * 2; }

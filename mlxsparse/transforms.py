@@ -21,7 +21,7 @@ from .tensor import SparseTensor
 def compile(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, compiled where the device compiles.
 
-    On the CPU device operators run in NumPy, so the function runs eagerly there and the trace
+    Coordinates are derived on the host, so the function runs eagerly and the trace
     (``MLXSPARSE_TRACE=1``) says so; status bits of the results are checked after each call.
     """
 
@@ -29,7 +29,7 @@ def compile(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         executor()
         name = getattr(function, "__name__", type(function).__name__)
-        trace(f"compile: {name} runs eagerly on the CPU device", once=True)
+        trace(f"compile: {name} runs eagerly: coordinates are derived on the host", once=True)
         result = function(*args, **kwargs)
         _visit(result, lambda x: x.check())
         return result

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -11,21 +13,34 @@ import mlx.core as mx
 from ..errors import DeviceError
 
 _traced: set[str] = set()
+_kernels_everywhere = False
 
 
 def executor() -> str:
-    """Name of the executor for the current default device: ``"host"`` on the CPU device.
+    """Name of the executor for the default device: ``"host"`` on the CPU device, ``"kernel"`` on a GPU.
 
-    ``with mx.stream(mx.cpu)`` counts, since it changes the default device. The GPU device has no
-    kernels in this version; it raises DeviceError rather than silently running elsewhere.
+    ``with mx.stream(mx.cpu)`` counts, since it changes the default device. DeviceError for a GPU
+    device where MLX has neither Metal nor CUDA, rather than silently running elsewhere.
     """
-    device = mx.default_device()
-    if device.type == mx.DeviceType.cpu:
+    if _kernels_everywhere:
+        return "kernel"
+    if mx.default_device().type == mx.DeviceType.cpu:
         return "host"
-    raise DeviceError(
-        f"no GPU kernels in this version of mlxsparse for {device}; "
-        "call mx.set_default_device(mx.cpu), or run inside `with mx.stream(mx.cpu):`"
-    )
+    from .library import factory
+
+    factory()
+    return "kernel"
+
+
+@contextmanager
+def kernels_everywhere() -> Iterator[None]:
+    """Run operators through kernels on the CPU device too: tests, with `library.using`."""
+    global _kernels_everywhere
+    before, _kernels_everywhere = _kernels_everywhere, True
+    try:
+        yield
+    finally:
+        _kernels_everywhere = before
 
 
 def trace(message: str, *, once: bool = False) -> None:

@@ -40,6 +40,8 @@ def view(a: mx.array) -> np.ndarray:
         # Before mlx 0.32.4 np.asarray of a traced array throws past Python's except; eval does not.
         a = a.astype(mx.float32) if a.dtype == mx.bfloat16 else a
         mx.eval(a)
+        if a.size == 0:  # it may have no memory at all
+            return np.empty(a.shape, str(a.dtype).rpartition(".")[2])
         return np.asarray(a)
     except ValueError as error:
         if "during function transformations" not in str(error):
@@ -68,9 +70,11 @@ def empty(shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[mx.array, np.ndarray
 
 def to_mlx(v: np.ndarray) -> mx.array:
     """An MLX array with the values of `v` (float32, int32 or bool), evaluated."""
-    a, out = empty(
-        v.shape, mx.float32 if v.dtype == np.float32 else mx.bool_ if v.dtype == bool else mx.int32
-    )
+    dtype = mx.float32 if v.dtype == np.float32 else mx.bool_ if v.dtype == bool else mx.int32
+    if mx.default_device().type != mx.DeviceType.cpu:
+        # Memory of a GPU may not be writable through a view: copied in.
+        return mx.array(np.ascontiguousarray(v, _DTYPES[dtype]))
+    a, out = empty(v.shape, dtype)
     np.copyto(out, v, casting="same_kind")
     return a
 

@@ -6,12 +6,13 @@ the same bits.
 
 from __future__ import annotations
 
+import math
 import os
 
 import mlx.core as mx
 
 from ..errors import MLXSparseError, ShapeError
-from .library import blocks, check_array, launch, unread
+from .library import blocks, check_array, filled, launch, unread
 
 THREADS = 128
 BM, BN = 64, 32  # rows and channels of a tile in conv.metal
@@ -136,7 +137,7 @@ def conv_weight_grad(ct: mx.array, x: mx.array, nbr: mx.array, *, groups: int = 
 def sum_parts(parts: mx.array, dtype: mx.Dtype) -> mx.array:
     """Sum over the first axis of float32 partial results, in order, rounded once to `dtype`."""
     shape = parts.shape[1:]
-    n = parts[0].size if parts.shape[0] else 0
-    if n == 0:
-        return mx.zeros(shape, dtype)
+    n = math.prod(shape)
+    if n == 0 or parts.shape[0] == 0:
+        return filled(shape, 0, dtype)
     return launch("sum_parts", [parts], [parts.shape[0], n], [shape], (blocks(n, 256), 1, 1), dtype=dtype)[0]

@@ -13,7 +13,17 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CapacityError, CoordinateRangeError, StrideError
-from .library import MAX_GRID_YZ, MAX_THREADS, blocks, check_array, check_coords, launch, read_ints
+from .library import (
+    MAX_GRID_YZ,
+    MAX_THREADS,
+    blocks,
+    check_array,
+    check_coords,
+    filled,
+    launch,
+    numbers,
+    read_ints,
+)
 
 Triple = tuple[int, int, int]
 MAX_ROWS = 2**30  # so that a table of twice as many slots has a 32-bit size
@@ -117,7 +127,7 @@ def _sort_pass(order: mx.array, column: mx.array) -> mx.array:
 def sorted_order(coords: mx.array) -> mx.array:
     """Rows of (N, 4) int32 coordinates in lexicographic order, ties by row: (N,) int32."""
     check_coords("coords", coords)
-    order = mx.arange(coords.shape[0], dtype=mx.int32)
+    order = numbers(coords.shape[0])
     if coords.shape[0] < 2:
         return order
     for axis in (3, 2, 1, 0):
@@ -128,7 +138,7 @@ def sorted_order(coords: mx.array) -> mx.array:
 def stable_order(values: mx.array) -> mx.array:
     """Places of (n,) int32 values in ascending order, ties by place: (n,) int32."""
     check_array("values", values, 1, mx.int32)
-    order = mx.arange(values.size, dtype=mx.int32)
+    order = numbers(values.size)
     return order if values.size < 2 else _sort_pass(order, values)
 
 
@@ -140,7 +150,7 @@ def flagged(flags: mx.array, capacity: int | None = None) -> mx.array:
     """
     n = flags.size
     if n == 0:
-        return mx.full((capacity or 0,), -1, mx.int32)
+        return filled((capacity or 0,), -1, mx.int32)
     places = mx.cumsum(flags.astype(mx.int32))
     if capacity is None:
         capacity = read_ints(places[-1])[0]
@@ -150,14 +160,23 @@ def flagged(flags: mx.array, capacity: int | None = None) -> mx.array:
 
 def distinct_rows(coords: mx.array) -> mx.array:
     """Lowest row of each distinct site, ascending, int32; padding is left out. Reads one count."""
+    if coords.shape[0] == 0:
+        return filled((0,), 0, mx.int32)
     first = find_rows(hash_table(coords), coords)
-    return flagged(first == mx.arange(coords.shape[0], dtype=mx.int32))
+    return flagged(first == numbers(coords.shape[0]))
 
 
 def sorted_unique(coords: mx.array) -> mx.array:
     """Distinct sites of (N, 4) int32 coordinates, sorted: (M, 4) int32. Reads one count."""
-    sites = coords[distinct_rows(coords)]
-    return sites[sorted_order(sites)]
+    return _in_order(_rows_of(coords, distinct_rows(coords)))
+
+
+def _rows_of(coords: mx.array, rows: mx.array) -> mx.array:
+    return coords[rows] if rows.size else filled((0, 4), 0, mx.int32)
+
+
+def _in_order(sites: mx.array) -> mx.array:
+    return _rows_of(sites, sorted_order(sites))
 
 
 # ---------------------------------------------------------------- created sets
@@ -167,6 +186,8 @@ def parents(coords: mx.array, stride: Triple) -> mx.array:
     """Distinct ``floor(c / stride)``, sorted: (M, 4) int32."""
     check_coords("coords", coords)
     _check_positive("stride", stride)
+    if coords.shape[0] == 0:
+        return filled((0, 4), 0, mx.int32)
     return sorted_unique(mx.concatenate([coords[:, :1], _floor_divide(coords[:, 1:], stride)], axis=1))
 
 
@@ -219,10 +240,10 @@ def _expanded(
         dims = [n, taps, axis, stride[axis], padding[axis], dilation[axis], int(forward), bound]
         groups = (blocks(n * taps, MAX_THREADS), 1, 1)
         coords, status = launch("candidates", [coords], dims, [(n * taps, 4), (8,)], groups, init=0)
-        coords = coords[distinct_rows(coords)]
+        coords = _rows_of(coords, distinct_rows(coords))
         if n and read_ints(status[0])[0]:
             raise CoordinateRangeError(
                 f"coords: the kernel reaches a site outside (-2^30, 2^30) along {'xyz'[axis]}; "
                 "shift the coordinates"
             )
-    return coords[sorted_order(coords)]
+    return _in_order(coords)

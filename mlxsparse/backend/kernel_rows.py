@@ -12,7 +12,17 @@ import numpy as np
 
 from ..errors import MLXSparseError, ShapeError
 from .kernel_coords import stable_order
-from .library import MAX_THREADS, blocks, check_array, check_index, launch, row_groups, unread
+from .library import (
+    MAX_THREADS,
+    blocks,
+    check_array,
+    check_index,
+    filled,
+    launch,
+    numbers,
+    row_groups,
+    unread,
+)
 
 MODES = {"sum": 0, "mean": 1, "max": 2, "min": 3, "first": 4}
 PIECE = 1024  # rows of one partial sum of a long segment
@@ -141,8 +151,9 @@ def segments(group: mx.array, size: int, *, check: bool = True) -> Segments:
         check_index("group", group, size)
     order = stable_order(group)
     dims = [group.size, size]
+    ranked = group[order] if group.size else group
     ptr = launch(
-        "segment_bounds", [group[order]], dims, [(size + 1,)], (blocks(size + 1, MAX_THREADS), 1, 1)
+        "segment_bounds", [ranked], dims, [(size + 1,)], (blocks(size + 1, MAX_THREADS), 1, 1)
     )[0]
     return Segments(group, order, ptr)
 
@@ -152,7 +163,8 @@ def segment_reduce(
 ) -> tuple[mx.array, mx.array]:
     """Reduce the items of each segment: (G, C) float32, 0 for an empty one; (G, C) int32 winning item.
 
-    x (N, C); item e of `parts` reads row e % N, so that the T * N pairs of a neighbour table can be items.
+    x (N, C); item e of `parts` reads row e % N, so that the T * N pairs of a neighbour table can be items;
+    fewer items than N are the first rows.
     mode: "sum", "mean", "max", "min" or "first"; the winner is -1 for sum and mean. weight: float32 by item.
     """
     check_array("x", x, 2)
@@ -160,8 +172,8 @@ def segment_reduce(
         raise MLXSparseError(f"mode must be one of {sorted(MODES)}, got {mode!r}")
     n, channels = x.shape
     items = parts.order.size
-    if items and (n == 0 or items % n):
-        raise ShapeError(f"{items} items are not a multiple of the {n} rows of x")
+    if items > n and (n == 0 or items % n):
+        raise ShapeError(f"{items} items are neither at most nor a multiple of the {n} rows of x")
     shape = (parts.size, channels)
     dims = [n, channels, parts.size, items, MODES[mode], int(weight is not None)]
     inputs = [x, parts.order, parts.ptr, _optional("weight", weight, (items,))]
@@ -198,11 +210,11 @@ def batch_reduce(x: mx.array, order: mx.array, counts: np.ndarray, mode: str) ->
     partial = Segments(order, order, bounds)
     kind = "max" if mode == "max" else "sum"
     y, winner = segment_reduce(x, partial, kind)
-    every = mx.arange(int(first[-1]), dtype=mx.int32)
+    every = numbers(int(first[-1]))
     total, piece = segment_reduce(y, Segments(every, every, mx.array(first.astype(np.int32))), kind)
-    if mode == "mean":
+    if mode == "mean" and total.size:
         total = total / mx.array(np.maximum(counts, 1).astype(np.float32))[:, None]
     if mode != "max" or first[-1] == 0:
-        return total, mx.full(total.shape, -1, mx.int32)
+        return total, filled(total.shape, -1, mx.int32)
     row = mx.take_along_axis(winner, mx.maximum(piece, 0), axis=0)
     return total, mx.where(piece < 0, mx.array(-1, mx.int32), row)

@@ -188,9 +188,9 @@ def launch(
     """
     kernel = KERNELS[name]
     _check_inputs(name, kernel, inputs, dtype)
-    types = [dtype if kind == _T else getattr(mx, kind) for kind in kernel.outputs.values()]
+    types: list[Any] = [dtype if kind == _T else getattr(mx, kind) for kind in kernel.outputs.values()]
     if 0 in groups:
-        return [mx.full(shape, init or 0, kind) for shape, kind in zip(shapes, types)]
+        return [filled(shape, init or 0, kind) for shape, kind in zip(shapes, types)]
     if not 0 < threads <= MAX_THREADS:
         raise MLXSparseError(
             f"{name}: threadgroups of {threads} threads; at most {MAX_THREADS} run everywhere"
@@ -213,7 +213,21 @@ def launch(
         template=[(parameter, values[parameter]) for parameter in kernel.template] or None,
         init_value=init,
     )
-    return [out if math.prod(shape) else mx.zeros(shape, out.dtype) for out, shape in zip(outputs, shapes)]
+    return [out if math.prod(shape) else filled(shape, 0, out.dtype) for out, shape in zip(outputs, shapes)]
+
+
+def filled(shape: Sequence[int], value: float, dtype: mx.Dtype) -> mx.array:
+    """An array full of `value`. Without elements it is made on the host: some GPU operations on no
+    elements leave an array without memory, and reading it ends the process.
+    """
+    if math.prod(shape) == 0:
+        return mx.array(np.empty(tuple(shape), np.float32), dtype)
+    return mx.full(tuple(shape), value, dtype)
+
+
+def numbers(n: int) -> mx.array:
+    """0, 1, .. n - 1 int32."""
+    return mx.arange(n, dtype=mx.int32) if n else filled((0,), 0, mx.int32)
 
 
 def _described(values: dict[str, Any]) -> str:
@@ -234,6 +248,8 @@ def _check_inputs(name: str, kernel: Kernel, inputs: Sequence[mx.array], dtype: 
 def _padded(a: mx.array) -> mx.array:
     if a.size >= SMALL:
         return a
+    if a.size == 0:
+        return mx.zeros((SMALL,), a.dtype)
     return mx.concatenate([a.reshape(-1), mx.zeros((SMALL - a.size,), a.dtype)])
 
 

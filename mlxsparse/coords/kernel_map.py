@@ -33,14 +33,12 @@ class KernelMap:
     @property
     def in_rows(self) -> np.ndarray:
         """(P,) int32 input row of each pair."""
-        order = self.pairs.in_order
-        return self.pairs.in_rank if order is None else order[self.pairs.in_rank]
+        return self.pairs.in_rows()
 
     @property
     def out_rows(self) -> np.ndarray:
         """(P,) int32 output row of each pair."""
-        order = self.pairs.out_order
-        return self.pairs.out_rank if order is None else order[self.pairs.out_rank]
+        return self.pairs.out_rows()
 
     @property
     def nbytes(self) -> int:

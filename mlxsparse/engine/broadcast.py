@@ -8,6 +8,7 @@ import numpy as np
 from ..backend import executor
 from ..backend.autodiff import differentiable
 from ..backend.host import empty, view32
+from . import pooling_kernel
 from .norm import Spans, row_sums
 
 
@@ -17,7 +18,8 @@ def repeat_items(g: mx.array, order: np.ndarray | None, counts: np.ndarray, size
     order (n,) row of each rank or None, counts (B,) rows of each item, consecutive in rank. The
     gradient is the sum over each item's rows, float32 in chunks, float64 between them.
     """
-    executor()
+    if executor() == "kernel":
+        return pooling_kernel.repeat_items(g, order, counts, size)
     dtype = g.dtype
     spans = Spans(order, counts)
     total = spans.total

@@ -8,6 +8,7 @@ import numpy as np
 from ..backend import executor
 from ..backend.autodiff import differentiable
 from ..backend.host import empty, parallel, view32
+from . import rows_kernel
 from .index import BIAS, CoordIndex, child_keys, find
 
 SEARCH = 8192  # targets of one search
@@ -70,7 +71,8 @@ def interpolate(x: mx.array, rows: np.ndarray, weights: np.ndarray, size: int) -
     rows (N, K) int32, -1 for none, and weights (N, K) float32, N <= size; 0 in the rows from N on.
     The gradient adds the pairs of a row in the order of targets, so bits do not depend on threads.
     """
-    executor()
+    if executor() == "kernel":
+        return rows_kernel.interpolate(x, rows, weights, size)
     dtype, (n, k) = x.dtype, rows.shape
 
     def forward(x: mx.array) -> mx.array:

@@ -6,7 +6,8 @@ lexicographic order without changing it. So an operator can walk either side in 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,8 @@ from .sorting import columns_of
 Triple = tuple[int, int, int]
 
 
-class TapPairs(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class TapPairs:
     """Pairs sorted by (tap, rank); tap t owns ``[tap_ptr[t], tap_ptr[t + 1])``."""
 
     in_rank: np.ndarray  # (P,) int32
@@ -27,6 +29,17 @@ class TapPairs(NamedTuple):
     out_order: np.ndarray | None
     num_in: int
     num_out: int
+    # What kernels read, made at first use (engine/tables.py); `flipped` pairs share it with those they flip.
+    tables: dict[tuple[int, int], Any] = field(default_factory=dict, repr=False)
+    flipped: bool = False
+
+    def in_rows(self) -> np.ndarray:
+        """(P,) int32 input row of each pair."""
+        return self.in_rank if self.in_order is None else self.in_order.take(self.in_rank)
+
+    def out_rows(self) -> np.ndarray:
+        """(P,) int32 output row of each pair."""
+        return self.out_rank if self.out_order is None else self.out_order.take(self.out_rank)
 
     def transposed(self) -> TapPairs:
         """The same pairs read from output to input."""
@@ -38,6 +51,8 @@ class TapPairs(NamedTuple):
             self.in_order,
             self.num_out,
             self.num_in,
+            self.tables,
+            not self.flipped,
         )
 
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from ..backend import executor
 from ..backend.autodiff import differentiable
-from ..backend.host import empty, parallel, view, view32
+from ..backend.host import empty, parallel, to_mlx, view, view32
+from . import norm_kernel
 
 CHUNK = 1 << 16  # values of one chunk
 TILE = 32  # rows that one vector operation spans, since a row alone is short
@@ -54,16 +55,17 @@ class Spans(NamedTuple):
 
 def normalize(
     x: mx.array, weight: mx.array | None, bias: mx.array | None, spans: Spans, eps: float
-) -> tuple[mx.array, np.ndarray, np.ndarray]:
+) -> tuple[mx.array, mx.array, mx.array]:
     """y = (x - mean) / sqrt(var + eps) * weight + bias by span and channel group.
 
     x (capacity, C), weight and bias (C,) or None -> y (capacity, C) in x's dtype, 0 in rows of no
-    span; mean and biased variance (S, C) float64, which have no gradient.
+    span; mean and biased variance (S, C) float32, which have no gradient.
     """
-    executor()
     dtype, channels = x.dtype, x.shape[1]
     weight = mx.ones((channels,)) if weight is None else weight
     bias = mx.zeros((channels,)) if bias is None else bias
+    if executor() == "kernel":
+        return norm_kernel.normalize(x, weight, bias, spans, eps)
     mean, var = _statistics(view32(x), spans)
     rstd = 1 / np.sqrt(var + eps)
     share = 1 / np.maximum(spans.counts, 1)[:, None]
@@ -109,7 +111,8 @@ def normalize(
         return mx.array(shared(ct, x)[0].sum(axis=0).astype(np.float32)).astype(b.dtype)
 
     gradients = (input_gradient, weight_gradient, bias_gradient)
-    return differentiable("normalization", forward, gradients, x, weight, bias), mean, var
+    y = differentiable("normalization", forward, gradients, x, weight, bias)
+    return y, to_mlx(mean.astype(np.float32)), to_mlx(var.astype(np.float32))
 
 
 def normalize_rows(
@@ -119,10 +122,11 @@ def normalize_rows(
 
     x (capacity, C), weight and bias (C,) or None -> (capacity, C) in x's dtype, 0 in the other rows.
     """
-    executor()
     dtype, channels = x.dtype, x.shape[1]
     weight = mx.ones((channels,)) if weight is None else weight
     bias = mx.zeros((channels,)) if bias is None else bias
+    if executor() == "kernel":
+        return norm_kernel.normalize_rows(x, weight, bias, count, eps, centre=centre)
     rows = Spans(None, np.array([count]))
     mean_of = np.full(channels, 1 / max(channels, 1), np.float32)
 

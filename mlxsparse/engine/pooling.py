@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from ..backend import executor, fast
 from ..backend.autodiff import differentiable
 from ..backend.host import empty, parallel, view32
+from . import pooling_kernel
 from .gather_gemm import Scratch, add_rows, by_rank, for_each_block, reader
 from .neighbors import TapPairs
 
@@ -21,7 +23,8 @@ def sum_pool(x: mx.array, pairs: TapPairs, rows: int, scale: np.ndarray | None =
 
     scale (num_out,) float32 by rank, or None for 1.
     """
-    executor()
+    if executor() == "kernel":
+        return pooling_kernel.sum_pool(x, pairs, rows, scale)
     dtype = x.dtype
 
     def forward(x: mx.array) -> mx.array:
@@ -43,7 +46,8 @@ def max_pool(x: mx.array, pairs: TapPairs, rows: int) -> mx.array:
 
     NaN wins over numbers. The gradient goes to the first tap that attains the maximum.
     """
-    executor()
+    if executor() == "kernel":
+        return pooling_kernel.max_pool(x, pairs, rows)
     dtype = x.dtype
 
     def forward(x: mx.array) -> mx.array:
@@ -62,7 +66,7 @@ def _sum(
     y[pairs.num_out :] = 0
     if before is not None:
         x = by_rank(x, pairs.in_order, pairs.num_in) * before[:, None]
-        pairs = pairs._replace(in_order=None)
+        pairs = replace(pairs, in_order=None)
     read, places = reader(x, pairs.in_order), _places(pairs)
 
     scratch = Scratch()
@@ -174,7 +178,8 @@ def batch_reduce(x: mx.array, order: np.ndarray | None, counts: np.ndarray, mode
     counts (B,) rows of each item, which are consecutive in rank order. Sums run in float64. An
     empty item gives 0. The gradient of max goes to the first row by rank that attains it.
     """
-    executor()
+    if executor() == "kernel":
+        return pooling_kernel.batch_reduce(x, order, counts, mode)
     dtype = x.dtype
     ends = np.concatenate(([0], np.cumsum(counts)))
     total, items = int(ends[-1]), len(counts)

@@ -9,6 +9,7 @@ from ..backend import executor, fast
 from ..backend.autodiff import differentiable
 from ..backend.host import empty, parallel, view, view32
 from ..errors import MLXSparseError
+from . import rows_kernel
 
 
 def _check(rows: np.ndarray, limit: int) -> None:
@@ -48,8 +49,10 @@ class Segments:
 
 def take_rows(x: mx.array, rows: np.ndarray, fill: float = 0.0) -> mx.array:
     """y[i] = x[rows[i]], or `fill` where rows[i] is -1: (n, C) -> (len(rows), C). Rows may repeat."""
-    executor()
+    mode = executor()
     _check(rows, x.shape[0])
+    if mode == "kernel":
+        return rows_kernel.take_rows(x, rows, fill)
     dtype = x.dtype
     missing = rows < 0
     any_missing = bool(missing.any())
@@ -73,8 +76,10 @@ def take_rows(x: mx.array, rows: np.ndarray, fill: float = 0.0) -> mx.array:
 
 def put_rows(x: mx.array, rows: np.ndarray, size: int, fill: float = 0.0) -> mx.array:
     """y[rows[i]] = x[i], `fill` elsewhere: (capacity, C) -> (size, C). Rows are distinct."""
-    executor()
+    mode = executor()
     _check(rows, size)
+    if mode == "kernel":
+        return rows_kernel.put_rows(x, rows, size, fill)
     dtype = x.dtype
 
     def forward(x: mx.array) -> mx.array:
@@ -99,9 +104,10 @@ def segment_reduce(x: mx.array, segments: Segments, mode: str) -> mx.array:
     mode: "mean", "sum", "max", "min", or "first" (lowest row). max and min give their gradient to
     the first row that attains them.
     """
+    if executor() == "kernel":
+        return rows_kernel.segment_reduce(x, segments.group, segments.num_groups, mode)
     if mode in ("mean", "sum"):
         return _segment_sum(x, segments, mode)
-    executor()
     dtype = x.dtype
     winner: list[np.ndarray] = []
 
@@ -148,7 +154,6 @@ def _segment_winner(values: np.ndarray, segments: Segments, mode: str) -> np.nda
 
 
 def _segment_sum(x: mx.array, segments: Segments, mode: str) -> mx.array:
-    executor()
     dtype = x.dtype
     share = 1.0 / np.maximum(segments.counts, 1) if mode == "mean" else np.ones(segments.num_groups)
 

@@ -69,9 +69,9 @@ class BatchNorm(Module):
             self._track(mean[0], var[0] * (n / max(n - 1, 1)))
         return x.replace(y)
 
-    def _track(self, mean: np.ndarray, var: np.ndarray) -> None:
+    def _track(self, mean: mx.array, var: mx.array) -> None:
         for name, value in (("running_mean", mean), ("running_var", var)):
-            self[name] = (1 - self.momentum) * self[name] + self.momentum * mx.array(value.astype(np.float32))
+            self[name] = (1 - self.momentum) * self[name] + self.momentum * value
 
     def _extra_repr(self) -> str:
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={'weight' in self}"

@@ -1,0 +1,166 @@
+"""Normalisation on a GPU: norm.py in MLX operations, with sums over rows by kernels.
+
+Statistics are float32. A mean is taken twice, the second time of what the first left over, so that a
+large mean costs a variance nothing; sums run in a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import numpy as np
+
+from ..backend.autodiff import differentiable
+from ..backend.library import filled
+from .tables import floats, integers, item_of_rows, rows_of_ranks, span_sums
+
+if TYPE_CHECKING:
+    from .norm import Spans
+
+
+class _Layout:
+    """Spans of a tensor of `size` rows as arrays, and the moves between rows and spans."""
+
+    def __init__(self, spans: Spans, size: int, channels: int):
+        self.counts = spans.counts
+        self.order = rows_of_ranks(spans.order, spans.total)
+        self.share = floats(1 / np.maximum(spans.counts, 1))[:, None]
+        item = item_of_rows(spans.order, spans.counts, size)
+        self.live = (item >= 0)[:, None]
+        self.item = mx.maximum(item, 0)
+        self.member: mx.array | None = None
+        if spans.group is not None:
+            groups = int(spans.group.max(initial=-1)) + 1
+            member = np.eye(groups, dtype=np.float32)[:, spans.group]  # (G, C)
+            self.member = floats(member / member.sum(axis=1, keepdims=True))
+            self.group = integers(spans.group)
+
+    def rows(self, x: mx.array) -> mx.array:
+        """x in float32, 0 in padding whatever it holds."""
+        return mx.where(self.live, x.astype(mx.float32), mx.array(0.0))
+
+    def spread(self, v: mx.array) -> mx.array:
+        """(S, C) values of spans for each row: (N, C), or (1, C) where there is one span."""
+        return v if len(self.counts) == 1 else mx.take(v, self.item, axis=0)
+
+    def sums(self, x: mx.array) -> mx.array:
+        return span_sums(x, self.order, self.counts)
+
+    def pooled(self, v: mx.array) -> mx.array:
+        """(S, C) with each channel's value replaced by the mean of its group."""
+        if self.member is None:
+            return v
+        return mx.take((v[:, None, :] * self.member).sum(axis=-1), self.group, axis=1)
+
+    def statistics(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """Mean, what float32 leaves of it, and biased variance, (S, C) each."""
+        live = self.rows(x)
+        mean = self.pooled(self.sums(live) * self.share)
+        off = self.rows(live - self.spread(mean))
+        rest = self.pooled(self.sums(off) * self.share)
+        var = self.pooled(self.sums(off * off) * self.share) - rest * rest
+        return mean, rest, mx.maximum(var, 0)
+
+
+def normalize(
+    x: mx.array, weight: mx.array, bias: mx.array, spans: Spans, eps: float
+) -> tuple[mx.array, mx.array, mx.array]:
+    """As norm.normalize."""
+    dtype, (size, channels), items = x.dtype, x.shape, len(spans.counts)
+    if x.size == 0 or items == 0:
+        zero = filled((items, channels), 0, mx.float32)
+        return _nothing(x, weight, bias), zero, zero
+    layout = _Layout(spans, size, channels)
+    mean, rest, var = layout.statistics(mx.stop_gradient(x))
+    rstd = mx.rsqrt(var + eps)
+
+    def centred(x: mx.array) -> mx.array:
+        return layout.rows(layout.rows(x) - layout.spread(mean) - layout.spread(rest))
+
+    def forward(x: mx.array, w: mx.array, b: mx.array) -> mx.array:
+        scale = layout.spread(rstd * w.astype(mx.float32))
+        return layout.rows(centred(x) * scale + b.astype(mx.float32)).astype(dtype)
+
+    def plain(ct: mx.array) -> mx.array:
+        return layout.sums(ct)
+
+    def crossed(ct: mx.array, x: mx.array) -> mx.array:
+        return layout.sums(layout.rows(ct) * centred(x))
+
+    def input_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
+        w = w.astype(mx.float32)
+        scale = rstd * w
+        offset = rstd * layout.pooled(plain(ct) * w) * layout.share
+        slope = rstd * rstd * layout.pooled(crossed(ct, x) * scale) * layout.share
+        dx = layout.rows(ct) * layout.spread(scale) - centred(x) * layout.spread(slope)
+        return layout.rows(dx - layout.spread(offset)).astype(dtype)
+
+    def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
+        return (crossed(ct, x) * rstd).sum(axis=0).astype(w.dtype)
+
+    def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
+        return plain(ct).sum(axis=0).astype(b.dtype)
+
+    gradients = (input_gradient, weight_gradient, bias_gradient)
+    return differentiable("normalization", forward, gradients, x, weight, bias), mean + rest, var
+
+
+def normalize_rows(
+    x: mx.array, weight: mx.array, bias: mx.array, count: int, eps: float, *, centre: bool
+) -> mx.array:
+    """As norm.normalize_rows."""
+    dtype, (size, channels) = x.dtype, x.shape
+    if x.size == 0 or count == 0:
+        return _nothing(x, weight, bias)
+    live = (mx.arange(size, dtype=mx.int32) < count)[:, None]
+    order, counts = rows_of_ranks(None, count), np.array([count])
+
+    def rows(x: mx.array) -> mx.array:
+        return mx.where(live, x.astype(mx.float32), mx.array(0.0))
+
+    def mean(v: mx.array) -> mx.array:
+        return v.sum(axis=1, keepdims=True) / channels
+
+    def standard(x: mx.array) -> tuple[mx.array, mx.array]:
+        """Rows of x with mean 0 and variance 1, and 1 / deviation of each."""
+        off = rows(x)
+        if centre:
+            off = off - mean(off)
+        rstd = mx.rsqrt(mean(off * off) + eps)
+        return off * rstd, rstd
+
+    def forward(x: mx.array, w: mx.array, b: mx.array) -> mx.array:
+        return rows(standard(x)[0] * w.astype(mx.float32) + b.astype(mx.float32)).astype(dtype)
+
+    def input_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
+        unit, rstd = standard(x)
+        g = rows(ct) * w.astype(mx.float32)
+        dx = g - unit * mean(g * unit)
+        if centre:
+            dx = dx - mean(g)
+        return rows(dx * rstd).astype(dtype)
+
+    def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
+        return span_sums(rows(ct) * standard(x)[0], order, counts)[0].astype(w.dtype)
+
+    def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
+        return span_sums(ct, order, counts)[0].astype(b.dtype)
+
+    gradients = (input_gradient, weight_gradient, bias_gradient)
+    return differentiable("row normalization", forward, gradients, x, weight, bias)
+
+
+def _nothing(x: mx.array, weight: mx.array, bias: mx.array) -> mx.array:
+    """The normalisation of no rows: zeros, with gradients of zeros."""
+
+    def zeros(a: mx.array) -> mx.array:
+        return filled(tuple(a.shape), 0, a.dtype)
+
+    gradients: list[Callable[..., mx.array]] = [
+        lambda ct, x, w, b: zeros(x),
+        lambda ct, x, w, b: zeros(w),
+        lambda ct, x, w, b: zeros(b),
+    ]
+    return differentiable("normalization", lambda x, w, b: zeros(x), gradients, x, weight, bias)
