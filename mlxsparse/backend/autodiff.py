@@ -60,7 +60,10 @@ def differentiable(
         result: mx.array = function(inputs[i])
         return result
 
-    y = branch(0, lambda x: forward(x, *inputs[1:]))
+    # MLX's jvp would walk into the forward's own graph, where a kernel raises a bare error of MLX's.
+    # Host functions leave no graph behind, and are spared the extra evaluation.
+    cut = mx.stop_gradient if device.type == mx.DeviceType.gpu else lambda a: a
+    y = branch(0, lambda x: forward(cut(x), *map(cut, inputs[1:])))
     if len(inputs) == 1:
         return y
     zeros = mx.broadcast_to(mx.zeros((), y.dtype), y.shape)

@@ -21,6 +21,8 @@ import numpy as np
 from ..errors import TracedOnHostError
 
 SMALL = 1 << 16  # bytes
+# NaN and infinity in features are the caller's; a warning from a worker thread helps nobody.
+_SILENT: dict[str, Any] = {"invalid": "ignore", "over": "ignore"}
 _DTYPES = {
     mx.float32: np.float32,
     mx.float16: np.float16,
@@ -168,7 +170,7 @@ def parallel(
     if blas and _get_blas().set is not None:
         control = _get_blas().one_thread()
     if workers <= 1:
-        with control:
+        with control, np.errstate(**_SILENT):
             for task in items:
                 work(task)
         return
@@ -181,7 +183,8 @@ def parallel(
                 task = next(queue, None)
             if task is None:
                 return
-            work(task)
+            with np.errstate(**_SILENT):
+                work(task)
 
     with control:
         helpers = [_get_pool().submit(drain) for _ in range(workers - 1)]

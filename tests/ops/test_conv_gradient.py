@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsparse import ops
-from mlxsparse.errors import MLXSparseError, TracedOnHostError, TransformError
+from mlxsparse.errors import TracedOnHostError, TransformError
 from mlxsparse.testing import invariants, oracle
 from mlxsparse.testing.adapt import active_part, from_numpy, numpy_function, numpy_gradient
 from mlxsparse.testing.strategies import conv_geometries, features, sites
@@ -147,7 +147,8 @@ def test_unsupported_transforms_raise(name):
 
     with pytest.raises(TransformError):
         mx.eval(mx.jvp(f, [x.feats], [mx.ones_like(x.feats)]))
-    with pytest.raises((TransformError, TracedOnHostError)):
+    # On a GPU device MLX meets the kernel inside before it asks the operator, and refuses itself.
+    with pytest.raises(ValueError, match="vmap"):
         mx.eval(mx.vmap(f)(mx.stack([x.feats, x.feats])))
 
     def first(feats):
@@ -168,7 +169,7 @@ def test_unsupported_transforms_of_parameters_raise(of):
     at = WEIGHT if of == "weight" else bias
     with pytest.raises(TransformError):
         mx.eval(mx.jvp(f, [at], [mx.ones_like(at)]))
-    with pytest.raises(MLXSparseError):
+    with pytest.raises(ValueError, match="vmap"):
         mx.eval(mx.vmap(f)(mx.stack([at, at])))
     with pytest.raises(TransformError):
         mx.eval(mx.grad(lambda v: (mx.grad(lambda u: (f(u) ** 2).sum())(v) ** 2).sum())(at))

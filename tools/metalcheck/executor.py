@@ -14,6 +14,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlxsparse.backend.host import view
+
 from . import source, toolchain
 
 MAX_GROUP_BYTES = 32768  # threadgroup memory of every Apple GPU
@@ -61,7 +63,7 @@ class Mode:
 
 def to_numpy(a: mx.array) -> np.ndarray:
     """Values of `a`, C-contiguous; bfloat16 as its bits in uint16."""
-    return np.array(a.view(mx.uint16) if a.dtype == mx.bfloat16 else a, order="C")
+    return np.array(view(a.view(mx.uint16) if a.dtype == mx.bfloat16 else a), order="C")
 
 
 def to_mlx(v: np.ndarray, dtype: mx.Dtype) -> mx.array:
