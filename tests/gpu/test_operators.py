@@ -138,13 +138,16 @@ def operators(
 NAMES = list(operators(0, 2, mx.float32))
 
 
-def same(function: Function, inputs: list[mx.array], dtype: mx.Dtype, loosely: float = 1) -> None:
+def same(
+    function: Function, inputs: list[mx.array], dtype: mx.Dtype, loosely: float = 1, least: float = 1e-6
+) -> None:
+    """Host and kernel results agree, relative to the largest value or to `least`."""
     wanted = outcome(function, inputs)
     with kernels():
         got = outcome(function, inputs)
     for i, (a, b) in enumerate(zip(got, wanted)):
         assert a.shape == b.shape
-        error = np.abs(a - b).max(initial=0) / max(np.abs(b).max(initial=0), 1e-6)
+        error = np.abs(a - b).max(initial=0) / max(np.abs(b).max(initial=0), least)
         assert error <= loosely * TOLERANCE[dtype], f"result {i}: relative error {error:.2e}"
 
 
@@ -158,7 +161,9 @@ def test_gpu_equals_host(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("n", [0, 1])
 def test_gpu_without_sites_and_with_one(name: str, n: int) -> None:
-    same(*operators(n, 3, mx.float32)[name], mx.float32, 2)
+    # Of one row a norm's gradient is 0, and what is left is rounding (2**-23 of numbers up to 5) times
+    # 1 / sqrt(eps) = 316, 2e-4: an absolute bound.
+    same(*operators(n, 3, mx.float32)[name], mx.float32, 2, least=5.0 if "norm" in name else 1e-6)
 
 
 @pytest.mark.parametrize("channels", [3, 1000])
