@@ -3,6 +3,7 @@
 #   make lint            ruff
 #   make types           mypy
 #   make check-kernels   the Metal kernels, checked and run on the CPU (docs/kernels.md; needs clang-19 on Linux)
+#   make mac-report      GPU tests and timings of this machine, into mac-report.txt
 #   make demo            the example application; writes to out/
 #   make clean           removes the environment and build outputs
 # Variables: PYTHON (interpreter), VENV (environment folder), BACKEND (cpu, cuda12 or cuda13; Linux only),
@@ -26,7 +27,7 @@ INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check
 MAKE_VENV = $(PYTHON) -m venv $(VENV)
 endif
 
-.PHONY: test lint types check-kernels demo clean
+.PHONY: test lint types check-kernels mac-report demo clean
 .DELETE_ON_ERROR:
 
 test: $(VENV)/.installed-dev
@@ -40,6 +41,9 @@ types: $(VENV)/.installed-dev
 
 check-kernels: $(VENV)/.installed-dev
 	$(PY) -m tools.metalcheck $(ARGS)
+
+mac-report: $(VENV)/.installed-dev
+	$(PY) tools/device_report.py mac-report.txt
 
 demo: $(VENV)/.installed-app
 	$(VENV)/bin/mlxsparse demo -o out
