@@ -12,13 +12,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxsparse import nn
 from mlxsparse.backend import device as backend_device
 from mlxsparse.backend import library
 from mlxsparse.coords.geometry import Kernel
 from mlxsparse.engine import dense, gather_gemm, interpolate, norm, pooling, rows
 from mlxsparse.errors import TransformError
-from mlxsparse.models import MinkUNet
+from mlxsparse.models.minkunet import MinkUNet, ModelArgs
 from mlxsparse.tensor import SparseTensor
 
 HAS_GPU = mx.metal.is_available() or mx.cuda.is_available()
@@ -204,11 +203,11 @@ def test_gpu_refuses_jvp_and_second_gradients(name: str) -> None:
 def training(steps: int) -> list[float]:
     mx.random.seed(0)
     x = cloud(60 if not HAS_GPU else 600, 3)
-    model = MinkUNet(3, 4) if HAS_GPU else nn.Sequential(nn.SubmConv3d(3, 4, 3), nn.BatchNorm(4))
+    model = MinkUNet(ModelArgs(3, 4, (32, 64, 128, 256) if HAS_GPU else (4, 6)))
     target = numbers(20, x.capacity, 4)
     live = (mx.arange(x.capacity) < x.num_active)[:, None]
 
-    def loss(model: nn.Module) -> mx.array:
+    def loss(model: MinkUNet) -> mx.array:
         return (mx.where(live, model(x).feats - target, 0) ** 2).sum() / x.num_active
 
     import mlx.optimizers
