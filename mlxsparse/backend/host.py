@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
@@ -132,6 +133,7 @@ class _Blas:
 _blas: _Blas | None = None
 _pool: ThreadPoolExecutor | None = None
 _pool_lock = threading.Lock()
+_worker_ids: list[int] = []  # of the system, for _apart
 
 
 def _get_blas() -> _Blas:
@@ -149,6 +151,7 @@ def blas_control() -> str:
 def _drop_pool_after_fork() -> None:
     global _pool, _pool_lock, _blas
     _pool, _blas, _pool_lock = None, None, threading.Lock()
+    _worker_ids.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -186,7 +189,7 @@ def parallel(
             with np.errstate(**_SILENT):
                 work(task)
 
-    with control:
+    with control, _apart():
         helpers = [_get_pool().submit(drain) for _ in range(workers - 1)]
         try:
             drain()
@@ -200,5 +203,42 @@ def _get_pool() -> ThreadPoolExecutor:
     global _pool
     with _pool_lock:
         if _pool is None:
-            _pool = ThreadPoolExecutor(max(1, num_threads() - 1), thread_name_prefix="mlxsparse")
+            _pool = ThreadPoolExecutor(
+                max(1, num_threads() - 1),
+                thread_name_prefix="mlxsparse",
+                initializer=lambda: _worker_ids.append(threading.get_native_id()),
+            )
         return _pool
+
+
+@lru_cache(maxsize=1)
+def _current_core() -> Callable[[], int] | None:
+    """Which core the calling thread runs on, where Linux tells and threads can be placed."""
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    return getattr(ctypes.CDLL(None), "sched_getcpu", None)
+
+
+@contextmanager
+def _apart() -> Any:
+    """Keep the calling thread on its core, and the worker threads on the others, for one parallel region.
+
+    Threads that hand Python's lock to each other wake each other, and on machines of few cores Linux
+    then draws them onto one core, where they take turns for tens of milliseconds while another idles.
+    """
+    core = _current_core()
+    allowed = os.sched_getaffinity(0) if core is not None else set()
+    if core is None or len(allowed) < 2:
+        yield
+        return
+    mine = {core()} & allowed
+    try:
+        for worker in _worker_ids:
+            os.sched_setaffinity(worker, allowed - mine)
+        os.sched_setaffinity(0, mine)
+    except OSError:  # not allowed here: placement is the system's
+        pass
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
