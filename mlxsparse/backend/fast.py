@@ -7,10 +7,15 @@ without numba or with ``MLXSPARSE_FAST=0``; callers then use NumPy.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+
+from .host import num_threads, parallel, scratch
+
+SMALL = 100_000  # items that one thread does in about the time of waking another
 
 
 @lru_cache(maxsize=1)
@@ -50,6 +55,61 @@ def add_gathered(total: np.ndarray, target: np.ndarray, source: np.ndarray, rank
     loops().add_gathered(total, target, source, ranks)
 
 
-def segment_sum(values: np.ndarray, ids: np.ndarray, total: np.ndarray) -> None:
-    """total[ids[i]] += values[i] in order, in float64; ids of -1 are left out."""
-    loops().segment_sum(values, ids, total)
+def _for_ranges(work: Callable[[int, int], None], items: int, groups: int) -> None:
+    """Call ``work(low, high)`` for ranges of groups: each is one thread's, so every sum keeps its order."""
+    parts = 1 if items < SMALL else num_threads()
+    edges = np.arange(parts + 1) * groups // parts
+    parallel(lambda i: work(edges[i], edges[i + 1]), parts)
+
+
+def segment_sum(values: np.ndarray, ids: np.ndarray, share: np.ndarray | None, out: np.ndarray) -> None:
+    """out[g] = share[g] * sum of values[i] with ids[i] == g, summed in float64 in order."""
+    total = scratch(out.shape, np.float64)
+    share = np.ones(0) if share is None else share
+
+    def work(low: int, high: int) -> None:
+        loops().segment_sum(values, ids, share, out, total[low:high], low, high)
+
+    _for_ranges(work, len(ids), len(out))
+
+
+def count(ids: np.ndarray, groups: int) -> np.ndarray:
+    """How often each group occurs in ids, (groups,) int64; -1 is left out."""
+    total = np.zeros(groups, np.int64)
+    loops().count(ids, total)
+    return total
+
+
+def sort_bits(values: np.ndarray, low: int, high: int) -> np.ndarray:
+    """Non-negative int64 sorted by their bits [low, high), ties in order; overwrites `values`."""
+    other = np.empty(len(values), np.uint64)
+    return loops().sort_bits(values.view(np.uint64), other, low, high).view(np.int64)
+
+
+def group_keys(key: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Distinct keys below 2**bits in order, group of each position (int32), lowest position of each group.
+
+    None where key and position do not share 64 bits.
+    """
+    n = len(key)
+    row_bits = max(n - 1, 0).bit_length()
+    if row_bits + bits > 64:
+        return None
+    # Each thread sorts the keys of one range; ranges then only have to be put end to end.
+    both, other = scratch(n, np.uint64), scratch(n, np.uint64)
+    edge = int(np.median(key[:: n // 1024])) if n >= SMALL and num_threads() > 1 else -1
+    low = loops().split(key, edge, row_bits, both)
+    parts, others = [both[:low], both[low:]], [other[:low], other[low:]]
+    groups = [0, 0]
+
+    def sort(i: int) -> None:
+        parts[i] = loops().sort_bits(parts[i], others[i], row_bits, row_bits + bits)
+        groups[i] = loops().count_groups(parts[i], row_bits)
+
+    parallel(sort, 2)
+    total = sum(groups)
+    distinct, first, numbers = scratch(total, np.int64), scratch(total, np.int64), scratch(n, np.int32)
+    parallel(
+        lambda i: loops().number_groups(parts[i], row_bits, i * groups[0], distinct, numbers, first), 2
+    )
+    return distinct, numbers, first

@@ -71,6 +71,51 @@ def empty(shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[mx.array, np.ndarray
     return a, np.asarray(a)
 
 
+def scratch(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An uninitialised NumPy array for results in between, in memory that is kept for the next call.
+
+    The system hands out fresh pages for each large array, and to touch those first costs more than
+    most passes over them. At most `KEPT` bytes lie idle; `clear_scratch` frees them.
+    """
+    size = math.prod(shape if isinstance(shape, tuple) else (shape,)) * np.dtype(dtype).itemsize
+    if size < 1 << 19:
+        return np.empty(shape, dtype)
+    return np.asarray(_Lease(size))[:size].view(dtype).reshape(shape)
+
+
+KEPT = 1 << 27
+_idle: list[np.ndarray] = []  # longest idle first
+_idle_lock = threading.Lock()
+
+
+class _Lease:
+    """A buffer that goes back to `_idle` with the last array on it."""
+
+    def __init__(self, size: int) -> None:
+        with _idle_lock:
+            fit = next((i for i, b in enumerate(_idle) if size <= len(b) <= 2 * size), None)
+            found = None if fit is None else _idle.pop(fit)
+        self.buffer = np.empty(size, np.uint8) if found is None else found
+        # NumPy's arrays keep the object behind this alive.
+        self.__array_interface__ = self.buffer.__array_interface__
+
+    def __del__(self) -> None:
+        # May run anywhere, inside __init__ too: appending disturbs nobody, and never waits.
+        if len(self.buffer) > KEPT // 4:
+            return
+        _idle.append(self.buffer)
+        if _idle_lock.acquire(blocking=False):
+            while sum(map(len, _idle)) > KEPT:
+                _idle.pop(0)
+            _idle_lock.release()
+
+
+def clear_scratch() -> None:
+    """Give the memory that `scratch` keeps back to the system."""
+    with _idle_lock:
+        _idle.clear()
+
+
 def to_mlx(v: np.ndarray) -> mx.array:
     """An MLX array with the values of `v` (float32, int32 or bool), evaluated."""
     dtype = mx.float32 if v.dtype == np.float32 else mx.bool_ if v.dtype == bool else mx.int32
@@ -149,8 +194,8 @@ def blas_control() -> str:
 
 
 def _drop_pool_after_fork() -> None:
-    global _pool, _pool_lock, _blas
-    _pool, _blas, _pool_lock = None, None, threading.Lock()
+    global _pool, _pool_lock, _blas, _idle_lock
+    _pool, _blas, _pool_lock, _idle_lock = None, None, threading.Lock(), threading.Lock()
     _worker_ids.clear()
 
 

@@ -152,10 +152,13 @@ def sorted_record(
     count = len(sites)
     if capacity is not None and count > capacity:
         raise CapacityError(f"capacity={capacity} is too small: the output has {count} sites")
-    rows = np.empty((count if capacity is None else capacity, 4), np.int32)
-    rows[:count] = sites
-    rows[count:] = PADDING
-    counts = np.bincount(sites[:, 0], minlength=batch_size)
+    rows = sites
+    if capacity is not None:
+        rows = np.empty((capacity, 4), np.int32)
+        rows[:count] = sites
+        rows[count:] = PADDING
+    # Sorted: an item's rows end where the next one's begin.
+    counts = np.diff(np.searchsorted(sites[:, 0], np.arange(batch_size + 1)))
     record = Record(to_mlx(rows), count, stride, batch_size, counts, spatial_shape, capacity is not None)
     record.presorted = True
     return record

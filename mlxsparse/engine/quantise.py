@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..backend.host import parallel
+from ..backend.host import parallel, scratch
 from ..errors import CoordinateRangeError
 from .index import LIMIT
 from .sorting import Columns, group
@@ -45,7 +45,7 @@ def quantise(
 def _cells(xyz: np.ndarray, kind: type, origin: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, float]:
     """(3, N) int32 floors of the quotients, and the largest quotient's size (NaN or inf if there is one)."""
     n = len(xyz)
-    cells = np.empty((3, n), np.int32)
+    cells = scratch((3, n), np.int32)
     chunks = -(-n // CHUNK)
     reach = np.zeros((chunks, 3, 2))
 
@@ -66,22 +66,18 @@ def _cells(xyz: np.ndarray, kind: type, origin: np.ndarray, size: np.ndarray) ->
     return cells, float(np.abs(reach).max()) if chunks else 0.0
 
 
-def merge(columns: Columns, max_sites: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Distinct sites (u, 4), the site of each position (n,) int32, and the order that groups positions.
+def merge(columns: Columns, max_sites: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct sites (u, 4) and the site of each position (n,) int32.
 
     With `max_sites` only the sites that are met first stay; positions of the others get -1.
     """
-    n = len(columns[0])
-    groups = group(columns)
-    sites, numbers = groups.sites, groups.numbers(n)
-    if max_sites is not None and len(sites) > max_sites:
-        # Positions of a site keep their order, so its first one is at its start.
-        first = groups.starts if groups.order is None else groups.order[groups.starts]
-        kept = np.sort(np.argsort(first, kind="stable")[:max_sites])
-        renumber = np.full(len(sites), -1, np.int32)
-        renumber[kept] = np.arange(max_sites, dtype=np.int32)
-        return sites[kept], renumber[numbers], groups.order
-    return sites, numbers, groups.order
+    sites, numbers, first = group(columns)
+    if max_sites is None or len(sites) <= max_sites:
+        return sites, numbers
+    kept = np.sort(np.argsort(first, kind="stable")[:max_sites])
+    renumber = np.full(len(sites), -1, np.int32)
+    renumber[kept] = np.arange(max_sites, dtype=np.int32)
+    return sites[kept], renumber[numbers]
 
 
 def place_in_group(numbers: np.ndarray, num_groups: int) -> np.ndarray:

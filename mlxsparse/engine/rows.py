@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import mlx.core as mx
 import numpy as np
 
 from ..backend import executor, fast
 from ..backend.autodiff import differentiable
-from ..backend.host import empty, parallel, view, view32
+from ..backend.host import empty, parallel, scratch, view, view32
 from ..errors import MLXSparseError
 from . import rows_kernel
 
@@ -27,24 +29,33 @@ class Segments:
         _check(group, num_groups)
         self.group = group
         self.num_groups = num_groups
-        self.kept = None if len(group) == 0 or int(group.min()) >= 0 else np.flatnonzero(group >= 0)
-        self.ids = group if self.kept is None else group[self.kept]
-        self.counts = np.bincount(self.ids, minlength=num_groups)
+        self.counts = fast.count(group, num_groups) if fast.available() else self._count()
 
-    def sum(self, values: np.ndarray) -> np.ndarray:
-        """(n, C) float32 -> (num_groups, C) float64."""
+    @cached_property
+    def kept(self) -> np.ndarray | None:
+        """Items that belong to a group; None: all."""
+        return None if (self.group >= 0).all() else np.flatnonzero(self.group >= 0)
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """Groups of the kept items."""
+        return self.group if self.kept is None else self.group[self.kept]
+
+    def _count(self) -> np.ndarray:
+        return np.bincount(self.ids, minlength=self.num_groups)
+
+    def sum(self, values: np.ndarray, out: np.ndarray, share: np.ndarray | None = None) -> None:
+        """out[g] = share[g] * sum of the rows of group g: (n, C) float32 -> (num_groups, C) float32."""
         if fast.available():
-            sums = np.zeros((self.num_groups, values.shape[1]))
-            fast.segment_sum(values, self.group, sums)
-            return sums
+            fast.segment_sum(values, self.group, share, out)
+            return
         kept = values if self.kept is None else values[self.kept]
-        total = np.empty((kept.shape[1], self.num_groups))
-
-        def work(c: int) -> None:
-            total[c] = np.bincount(self.ids, weights=kept[:, c], minlength=self.num_groups)
-
-        parallel(work, kept.shape[1], small=kept.size < 100_000)
-        return total.T
+        ids, weights = scratch(len(kept), np.int64), scratch(len(kept), np.float64)
+        ids[:] = self.ids
+        for c in range(kept.shape[1]):
+            weights[:] = kept[:, c]
+            total = np.bincount(ids, weights=weights, minlength=self.num_groups)
+            out[:, c] = total if share is None else np.multiply(total, share, out=total)
 
 
 def take_rows(x: mx.array, rows: np.ndarray, fill: float = 0.0) -> mx.array:
@@ -68,7 +79,7 @@ def take_rows(x: mx.array, rows: np.ndarray, fill: float = 0.0) -> mx.array:
 
     def gradient(ct: mx.array, x: mx.array) -> mx.array:
         out, dx = empty(tuple(x.shape), mx.float32)
-        dx[:] = Segments(rows, x.shape[0]).sum(view32(ct))
+        Segments(rows, x.shape[0]).sum(view32(ct), dx)
         return out.astype(dtype)
 
     return differentiable("row gather", forward, (gradient,), x)
@@ -155,15 +166,15 @@ def _segment_winner(values: np.ndarray, segments: Segments, mode: str) -> np.nda
 
 def _segment_sum(x: mx.array, segments: Segments, mode: str) -> mx.array:
     dtype = x.dtype
-    share = 1.0 / np.maximum(segments.counts, 1) if mode == "mean" else np.ones(segments.num_groups)
+    share = 1.0 / np.maximum(segments.counts, 1) if mode == "mean" else None
 
     def forward(x: mx.array) -> mx.array:
         out, y = empty((segments.num_groups, x.shape[1]), mx.float32)
-        y[:] = segments.sum(view32(x)) * share[:, None]
+        segments.sum(view32(x), y, share)
         return out.astype(dtype)
 
     def gradient(ct: mx.array, x: mx.array) -> mx.array:
-        g = view32(ct) * share.astype(np.float32)[:, None]
+        g = view32(ct) if share is None else view32(ct) * share.astype(np.float32)[:, None]
         out, dx = empty(tuple(x.shape), mx.float32)
         if segments.num_groups:
             np.take(g, segments.group, axis=0, out=dx, mode="clip")

@@ -18,20 +18,20 @@ Candidates = Callable[[np.ndarray, int, int], tuple[np.ndarray, np.ndarray | Non
 
 
 def parents(coords: np.ndarray, stride: Triple) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct ``floor(c / stride)``: (n, 4) integers -> (m, 4) int64, and the parent of each (n,) int32."""
+    """Distinct ``floor(c / stride)``: (n, 4) integers -> (m, 4) integers, and the parent of each (n,) int32."""
     batch, *axes = columns_of(coords)
     columns = [batch, *(c if s == 1 else np.floor_divide(c, s) for c, s in zip(axes, stride))]
     groups = group(columns)
-    return groups.sites, groups.numbers(len(coords))
+    return groups.sites, groups.numbers
 
 
 def touched(
     coords: np.ndarray, size: Triple, stride: Triple, padding: Triple, dilation: Triple, bounds: Triple | None
 ) -> np.ndarray:
-    """Every o with ``o*s - p + k*d`` an active site for some tap k, within [0, bounds): int64."""
+    """Every o with ``o*s - p + k*d`` an active site for some tap k, within [0, bounds)."""
 
     def candidates(c: np.ndarray, axis: int, k: int) -> tuple[np.ndarray, np.ndarray | None]:
-        o = c + (padding[axis] - k * dilation[axis])
+        o = c.astype(np.int64) + (padding[axis] - k * dilation[axis])
         s = stride[axis]
         if s == 1:
             return o, None
@@ -44,16 +44,16 @@ def touched(
 def generated(
     coords: np.ndarray, size: Triple, stride: Triple, padding: Triple, dilation: Triple, bounds: Triple | None
 ) -> np.ndarray:
-    """Every ``c*s - p + k*d`` of an active site c and tap k, within [0, bounds): int64."""
+    """Every ``c*s - p + k*d`` of an active site c and tap k, within [0, bounds)."""
 
     def candidates(c: np.ndarray, axis: int, k: int) -> tuple[np.ndarray, np.ndarray | None]:
-        return c * stride[axis] + (k * dilation[axis] - padding[axis]), None
+        return c.astype(np.int64) * stride[axis] + (k * dilation[axis] - padding[axis]), None
 
     return _expand(coords, size, candidates, bounds)
 
 
 def _expand(coords: np.ndarray, size: Triple, candidates: Candidates, bounds: Triple | None) -> np.ndarray:
-    columns: Columns = [c.astype(np.int64) for c in columns_of(coords)]
+    columns: Columns = columns_of(coords)
     for axis in range(3):
         pieces: list[list[np.ndarray]] = []
         for k in range(size[axis]):

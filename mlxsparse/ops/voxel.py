@@ -203,7 +203,7 @@ def voxelize(
         raise CoordinateRangeError(f"batch has number {int(items.max())}, but batch_size={batch_size}")
     if items is None:
         items = np.zeros(len(xyz), np.int32)
-    sites, number, _ = merge([items if valid is None else items[valid], *cells], max_voxels)
+    sites, number = merge([items if valid is None else items[valid], *cells], max_voxels)
     full = number
     if valid is not None:
         full = np.full(len(xyz), -1, np.int32)
@@ -242,7 +242,7 @@ def coalesce(
     rows = host.view(check_coordinates(coords))
     if len(rows) != values.shape[0]:
         raise ShapeError(f"coords has {len(rows)} rows, feats has {values.shape[0]}; they must agree")
-    sites, number, _ = merge(columns_of(rows))
+    sites, number = merge(columns_of(rows))
     manager = manager or default_manager()
     # insert checks the range and the batch numbers, as for any tensor.
     key = manager.insert(sites.astype(np.int32), stride, batch_size=batch_size)
