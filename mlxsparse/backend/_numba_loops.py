@@ -136,3 +136,50 @@ def number_groups(
             distinct[group] = key
             first[group] = row
         numbers[row] = group
+
+
+@njit(nogil=True, cache=True)
+def unzip(both: np.ndarray, row_bits: int, order: np.ndarray, ranked: np.ndarray) -> None:
+    shift, mask = np.uint64(row_bits), np.uint64((1 << row_bits) - 1)
+    for i in range(len(both)):
+        order[i] = both[i] & mask
+        ranked[i] = both[i] >> shift
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def max_windows(
+    source: np.ndarray, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, out: np.ndarray
+) -> None:
+    channels = source.shape[1]
+    for o in range(len(starts)):
+        row = rows[starts[o]]
+        for c in range(channels):
+            out[o, c] = source[row, c]
+        for k in range(1, counts[o]):
+            row = rows[starts[o] + k]
+            for c in range(channels):
+                value, current = source[row, c], out[o, c]
+                out[o, c] = value if (value > current or value != value) and current == current else current
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def sum_windows(
+    source: np.ndarray,
+    rows: np.ndarray,
+    starts: np.ndarray,
+    counts: np.ndarray,
+    scale: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    channels = source.shape[1]
+    for o in range(len(starts)):
+        row = rows[starts[o]]
+        for c in range(channels):
+            out[o, c] = source[row, c]
+        for k in range(1, counts[o]):
+            row = rows[starts[o] + k]
+            for c in range(channels):
+                out[o, c] += source[row, c]
+        if len(scale):
+            for c in range(channels):
+                out[o, c] *= scale[o]

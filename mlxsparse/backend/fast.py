@@ -50,6 +50,25 @@ def max_rows(best: np.ndarray, target: np.ndarray, source: np.ndarray, ranks: np
     loops().max_rows(best, target, source, ranks)
 
 
+def pool_windows(
+    source: np.ndarray,
+    rows: np.ndarray,
+    starts: np.ndarray,
+    counts: np.ndarray,
+    largest: bool,
+    scale: np.ndarray | None,
+    out: np.ndarray,
+    block: slice,
+) -> None:
+    """out[block][o] = scale[block][o] * maximum or sum of source[rows[starts[o] + k]], k < counts[o]."""
+    if largest:
+        loops().max_windows(source, rows, starts, counts, out[block])
+    else:
+        loops().sum_windows(
+            source, rows, starts, counts, np.ones(0, np.float32) if scale is None else scale[block], out[block]
+        )
+
+
 def add_gathered(total: np.ndarray, target: np.ndarray, source: np.ndarray, ranks: np.ndarray) -> None:
     """total[target[i]] += source[ranks[i]] for distinct rows."""
     loops().add_gathered(total, target, source, ranks)
@@ -80,10 +99,20 @@ def count(ids: np.ndarray, groups: int) -> np.ndarray:
     return total
 
 
-def sort_bits(values: np.ndarray, low: int, high: int) -> np.ndarray:
-    """Non-negative int64 sorted by their bits [low, high), ties in order; overwrites `values`."""
-    other = np.empty(len(values), np.uint64)
-    return loops().sort_bits(values.view(np.uint64), other, low, high).view(np.int64)
+def sort_keys(key: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Order of keys below 2**bits (int64, ties by position) and the keys in it; None as for group_keys."""
+    found = _sort_pairs(key, bits)
+    if found is None:
+        return None
+    parts, row_bits = found
+    order, ranked = scratch(len(key), np.int64), scratch(len(key), np.int64)
+
+    def work(i: int) -> None:
+        here = slice(len(parts[0])) if i == 0 else slice(len(parts[0]), None)
+        loops().unzip(parts[i], row_bits, order[here], ranked[here])
+
+    parallel(work, 2, small=len(key) < SMALL)
+    return order, ranked
 
 
 def group_keys(key: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
@@ -91,6 +120,28 @@ def group_keys(key: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.n
 
     None where key and position do not share 64 bits.
     """
+    found = _sort_pairs(key, bits)
+    if found is None:
+        return None
+    parts, row_bits = found
+    groups = [0, 0]
+
+    def measure(i: int) -> None:
+        groups[i] = loops().count_groups(parts[i], row_bits)
+
+    parallel(measure, 2, small=len(key) < SMALL)
+    total = sum(groups)
+    distinct, first, numbers = scratch(total, np.int64), scratch(total, np.int64), scratch(len(key), np.int32)
+    parallel(
+        lambda i: loops().number_groups(parts[i], row_bits, i * groups[0], distinct, numbers, first),
+        2,
+        small=len(key) < SMALL,
+    )
+    return distinct, numbers, first
+
+
+def _sort_pairs(key: np.ndarray, bits: int) -> tuple[list[np.ndarray], int] | None:
+    """(two arrays of ``key << row_bits | position``, sorted and one after the other, row_bits)."""
     n = len(key)
     row_bits = max(n - 1, 0).bit_length()
     if row_bits + bits > 64:
@@ -100,16 +151,9 @@ def group_keys(key: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.n
     edge = int(np.median(key[:: n // 1024])) if n >= SMALL and num_threads() > 1 else -1
     low = loops().split(key, edge, row_bits, both)
     parts, others = [both[:low], both[low:]], [other[:low], other[low:]]
-    groups = [0, 0]
 
     def sort(i: int) -> None:
         parts[i] = loops().sort_bits(parts[i], others[i], row_bits, row_bits + bits)
-        groups[i] = loops().count_groups(parts[i], row_bits)
 
-    parallel(sort, 2)
-    total = sum(groups)
-    distinct, first, numbers = scratch(total, np.int64), scratch(total, np.int64), scratch(n, np.int32)
-    parallel(
-        lambda i: loops().number_groups(parts[i], row_bits, i * groups[0], distinct, numbers, first), 2
-    )
-    return distinct, numbers, first
+    parallel(sort, 2, small=n < SMALL)
+    return parts, row_bits

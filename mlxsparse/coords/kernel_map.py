@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..engine.neighbors import TapPairs
+from ..engine.neighbors import TapPairs, Windows
 from .geometry import Kernel
 
 
 class KernelMap:
     """Pairs (input row, output row) of each tap, made once for a key pair and a kernel.
 
-    ``kernel`` is the geometry, ``pairs`` what the operators of mlxsparse.engine read. The row
-    properties are for inspection; they are computed when asked for.
+    ``kernel`` is the geometry, ``relation`` what the operators of mlxsparse.engine read: `Windows`
+    where kernel and stride tile the lattice, else the pairs. The row properties are for inspection;
+    they are computed when asked for.
     """
 
-    __slots__ = ("__weakref__", "kernel", "pairs")
+    __slots__ = ("__weakref__", "kernel", "relation")
 
-    def __init__(self, kernel: Kernel, pairs: TapPairs):
+    def __init__(self, kernel: Kernel, relation: TapPairs | Windows):
         self.kernel = kernel
-        self.pairs = pairs
+        self.relation = relation
+
+    @property
+    def pairs(self) -> TapPairs:
+        return self.relation.pairs if isinstance(self.relation, Windows) else self.relation
 
     @property
     def num_pairs(self) -> int:
-        return len(self.pairs.in_rank)
+        return self.relation.num_in if isinstance(self.relation, Windows) else len(self.relation.in_rank)
 
     @property
     def tap_ptr(self) -> np.ndarray:
@@ -43,8 +48,11 @@ class KernelMap:
     @property
     def nbytes(self) -> int:
         """Bytes that the pairs hold."""
+        if isinstance(self.relation, Windows) and "pairs" not in self.relation.__dict__:
+            order = self.relation.order
+            return self.relation.starts.nbytes + (0 if order is None else order.nbytes)
         return self.pairs.in_rank.nbytes + self.pairs.out_rank.nbytes + self.pairs.tap_ptr.nbytes
 
     def __repr__(self) -> str:
-        sites = f"{self.pairs.num_in}->{self.pairs.num_out}"
+        sites = f"{self.relation.num_in}->{self.relation.num_out}"
         return f"KernelMap(kernel={self.kernel.size}, pairs={self.num_pairs}, sites={sites})"

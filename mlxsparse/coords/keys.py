@@ -10,6 +10,7 @@ import numpy as np
 
 from ..backend.host import to_mlx, view
 from ..engine.index import LIMIT, CoordIndex, build_index
+from ..engine.sorting import Columns
 from ..errors import CapacityError, CoordinateRangeError, DTypeError, DuplicateCoordinatesError, ShapeError
 from .geometry import Kernel, Triple
 from .kernel_map import KernelMap
@@ -48,8 +49,8 @@ class Record:
         self.presorted = False  # rows are sorted by (batch, x, y, z)
         self.index: CoordIndex | None = None
         self.derived: dict[Rule, Record] = {}
-        # By stride: the parents derived from here, and each rank's parent rank.
-        self.parents: dict[Triple, tuple[weakref.ref[Record], np.ndarray]] = {}
+        # By stride: the parents derived from here, and order and starts of their sites (neighbors.Windows).
+        self.parents: dict[Triple, tuple[weakref.ref[Record], np.ndarray | None, np.ndarray]] = {}
         # By output record, held weakly: a map dies with either end.
         self.maps: weakref.WeakKeyDictionary[Record, dict[Kernel, KernelMap]] = weakref.WeakKeyDictionary()
 
@@ -157,11 +158,17 @@ def sorted_record(
         rows = np.empty((capacity, 4), np.int32)
         rows[:count] = sites
         rows[count:] = PADDING
-    # Sorted: an item's rows end where the next one's begin.
-    counts = np.diff(np.searchsorted(sites[:, 0], np.arange(batch_size + 1)))
+    counts = items_of(sites[:, 0], batch_size, ascending=True)
     record = Record(to_mlx(rows), count, stride, batch_size, counts, spatial_shape, capacity is not None)
     record.presorted = True
     return record
+
+
+def items_of(batch: np.ndarray, batch_size: int, *, ascending: bool) -> np.ndarray:
+    """Rows of each batch item: (B,) int64."""
+    if not ascending:
+        return np.bincount(batch, minlength=batch_size)
+    return np.diff(np.searchsorted(batch, np.arange(batch_size + 1)))
 
 
 # ---------------------------------------------------------------- checks
@@ -181,11 +188,10 @@ def check_coordinates(coords: Any) -> mx.array:
     return mx.array(np.ascontiguousarray(coords)) if isinstance(coords, np.ndarray) else coords
 
 
-def check_range(rows: np.ndarray, batch_size: int | None, shape: Triple | None) -> None:
-    if len(rows) == 0:
+def check_range(columns: Columns, batch_size: int | None, shape: Triple | None) -> None:
+    if len(columns[0]) == 0:
         return
-    columns = np.ascontiguousarray(rows.T)
-    low, high = columns.min(axis=1).tolist(), columns.max(axis=1).tolist()
+    low, high = [int(c.min()) for c in columns], [int(c.max()) for c in columns]
     if low[0] < 0:
         raise CoordinateRangeError(
             f"coords has a negative batch number ({low[0]}); padding rows go past active_rows"

@@ -20,7 +20,8 @@ import numpy as np
 from ..backend import executor, trace
 from ..backend.host import to_mlx, view
 from ..engine import neighbors, supports
-from ..engine.index import LIMIT
+from ..engine.index import LIMIT, build_index
+from ..engine.sorting import columns_of
 from ..errors import CapacityError, CoordinateRangeError, ShapeError
 from .geometry import Kernel, Triple, TripleLike, divide, multiply, parent_shape, triple
 from .kernel_map import KernelMap
@@ -33,6 +34,7 @@ from .keys import (
     check_coordinates,
     check_duplicates,
     check_range,
+    items_of,
     records,
     sorted_record,
 )
@@ -78,20 +80,24 @@ class CoordinateManager:
         if not 0 <= count <= len(rows):
             raise ShapeError(f"active_rows must lie in [0, {len(rows)}] (the rows of coords), got {count}")
         active = rows[:count]
+        columns = columns_of(active)
         if validate:
-            check_range(active, batch_size, shape)
+            check_range(columns, batch_size, shape)
         if batch_size is None:
-            batch_size = int(active[:, 0].max()) + 1 if count else 0
+            batch_size = int(columns[0].max()) + 1 if count else 0
         if count < len(rows):
             array = mx.concatenate(
                 [array[:count], mx.broadcast_to(mx.array(PADDING), (len(rows) - count, 4))]
             )
         array = mx.stop_gradient(array)
         mx.eval(array)
-        counts = np.bincount(active[:, 0], minlength=batch_size) if count else np.zeros(batch_size, np.int64)
+        index = build_index(view(array)[:count], columns=columns) if validate else None
+        if index is not None:
+            check_duplicates(index, rows)
+        batch = columns[0] if index is None else index.columns[0]
+        counts = items_of(batch, batch_size, ascending=index is not None)
         key = self._key(Record(array, count, lattice, batch_size, counts, shape, False))
-        if validate:
-            check_duplicates(key.index, rows)
+        key._record.index = index
         return key
 
     def _key(self, record: Record, parent: CoordinateMapKey | None = None) -> CoordinateMapKey:
@@ -234,8 +240,7 @@ class CoordinateManager:
             if found is not None:
                 self._hits["maps"] += 1
                 return found
-            pairs = _pairs(in_key, out_key, kernel)
-            found = maps[kernel] = KernelMap(kernel, pairs)
+            found = maps[kernel] = KernelMap(kernel, _relation(in_key, out_key, kernel))
             self._built["maps"] += 1
         trace(f"kernel map {kernel.size} {in_key.count} -> {out_key.count} sites, {found.num_pairs} pairs")
         return found
@@ -301,9 +306,9 @@ def _derive(
 ) -> Record:
     coords = key.index.coords
     if support == "parents":
-        sites, parent = supports.parents(coords, kernel.stride)
-        record = sorted_record(sites, lattice, key.batch_size, bounds, capacity)
-        key._record.parents[kernel.stride] = weakref.ref(record), parent
+        runs = supports.parents(key.index.columns, kernel.stride)
+        record = sorted_record(runs.sites, lattice, key.batch_size, bounds, capacity)
+        key._record.parents[kernel.stride] = weakref.ref(record), runs.order, runs.starts
         return record
     build = supports.touched if support == "touched" else supports.generated
     sites = build(coords, kernel.size, kernel.stride, kernel.padding, kernel.dilation, bounds)
@@ -314,10 +319,12 @@ def _derive(
     return sorted_record(sites, lattice, key.batch_size, bounds, capacity)
 
 
-def _pairs(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel) -> neighbors.TapPairs:
-    windows = in_key._record.parents.get(kernel.stride) if kernel.covers_once else None
-    if windows is not None and windows[0]() is out_key._record:
-        return neighbors.window_pairs(in_key.index, out_key.index, windows[1], kernel.stride)
+def _relation(
+    in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
+) -> neighbors.TapPairs | neighbors.Windows:
+    known = in_key._record.parents.get(kernel.stride) if kernel.covers_once else None
+    if known is not None and known[0]() is out_key._record:
+        return neighbors.Windows(in_key.index, out_key.index, kernel.stride, *known[1:])
     return neighbors.tap_pairs(
         in_key.index, out_key.index, kernel.size, kernel.stride, kernel.padding, kernel.dilation
     )

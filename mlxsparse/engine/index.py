@@ -8,7 +8,8 @@ coordinate is found by three binary searches whatever its range. A site's place 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -19,21 +20,58 @@ LIMIT = 2**30  # coordinates lie in (-LIMIT, LIMIT)
 _END = np.int64(2**63 - 1)
 
 
-class CoordIndex(NamedTuple):
-    """Index of `n` sites; arrays by rank, key arrays with one closing sentinel."""
+@dataclass(frozen=True, eq=False)
+class CoordIndex:
+    """Index of sites; arrays by rank. The tree is built when a search first asks for it."""
 
     order: np.ndarray | None  # (n,) int32 row of each rank; None: rows are in rank order
     coords: np.ndarray  # (n, 4) int32, sorted
-    slab_keys: np.ndarray  # (S + 1,) int64 batch << 32 | x
-    column_slab: np.ndarray  # (M,) int32
-    column_keys: np.ndarray  # (M + 1,) int64 slab << 32 | y
-    site_column: np.ndarray  # (n,) int32
-    site_keys: np.ndarray  # (n + 1,) int64 column << 32 | z
     duplicate: tuple[int, int] | None  # two rows with the same coordinates
 
     @property
     def size(self) -> int:
         return len(self.coords)
+
+    @cached_property
+    def columns(self) -> list[np.ndarray]:
+        """The four columns of `coords`, contiguous."""
+        return columns_of(self.coords)
+
+    @cached_property
+    def _slabs(self) -> tuple[np.ndarray, np.ndarray]:
+        return _level(self.columns[0], self.columns[1])
+
+    @cached_property
+    def _columns(self) -> tuple[np.ndarray, np.ndarray]:
+        return _level(self._slabs[1], self.columns[2])
+
+    @property
+    def slab_keys(self) -> np.ndarray:
+        """(S + 1,) int64 batch << 32 | x, and a closing sentinel."""
+        return self._slabs[0]
+
+    @property
+    def column_keys(self) -> np.ndarray:
+        """(M + 1,) int64 slab << 32 | y, and a closing sentinel."""
+        return self._columns[0]
+
+    @property
+    def site_column(self) -> np.ndarray:
+        """(n,) int32 column of each site."""
+        return self._columns[1]
+
+    @cached_property
+    def column_slab(self) -> np.ndarray:
+        """(M,) int32 slab of each column."""
+        first = np.empty(self.size, bool)
+        first[:1] = True
+        np.not_equal(self.site_column[1:], self.site_column[:-1], out=first[1:])
+        return self._slabs[1][first]
+
+    @cached_property
+    def site_keys(self) -> np.ndarray:
+        """(n + 1,) int64 column << 32 | z, and a closing sentinel."""
+        return np.append((self.site_column.astype(np.int64) << 32) + (self.columns[3] + BIAS), _END)
 
 
 def _level(parent: np.ndarray, coordinate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -45,36 +83,22 @@ def _level(parent: np.ndarray, coordinate: np.ndarray) -> tuple[np.ndarray, np.n
     return np.append(key[first], _END), np.cumsum(first, dtype=np.int32) - np.int32(1)
 
 
-def build_index(coords: np.ndarray, *, presorted: bool = False) -> CoordIndex:
+def build_index(
+    coords: np.ndarray, *, columns: list[np.ndarray] | None = None, presorted: bool = False
+) -> CoordIndex:
     """Index of (n, 4) int32 coordinates; duplicates are reported, not raised.
 
-    presorted: the rows are known to be in order.
+    columns: those of `coords`, if the caller has them. presorted: the rows are known to be in order,
+    and distinct.
     """
-    columns = columns_of(coords)
-    order = None if presorted else lexicographic_order(columns)
-    rows = coords if order is None else np.take(coords, order, axis=0)
-    b, x, y, z = columns if order is None else [np.take(column, order) for column in columns]
-    slab_keys, slab = _level(b, x)
-    column_keys, column = _level(slab, y)
-    first = np.empty(len(rows), bool)
-    first[:1] = True
-    np.not_equal(column[1:], column[:-1], out=first[1:])
-    site_keys = np.append((column.astype(np.int64) << 32) + (z + BIAS), _END)
-    same = np.flatnonzero(site_keys[1:-1] == site_keys[:-2])
-    duplicate = None
-    if len(same):
-        a = int(same[0])
-        duplicate = (a, a + 1) if order is None else (int(order[a]), int(order[a + 1]))
-    return CoordIndex(
-        order=None if order is None else order.astype(np.int32),
-        coords=np.ascontiguousarray(rows),
-        slab_keys=slab_keys,
-        column_slab=slab[first],
-        column_keys=column_keys,
-        site_column=column,
-        site_keys=site_keys,
-        duplicate=duplicate,
-    )
+    if presorted:
+        return CoordIndex(None, np.ascontiguousarray(coords), None)
+    order, twice = lexicographic_order(columns_of(coords) if columns is None else columns)
+    if order is None:
+        pair = None if twice is None else (twice - 1, twice)
+        return CoordIndex(None, np.ascontiguousarray(coords), pair)
+    pair = None if twice is None else (int(order[twice - 1]), int(order[twice]))
+    return CoordIndex(order.astype(np.int32), np.take(coords, order, axis=0), pair)
 
 
 def find(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:

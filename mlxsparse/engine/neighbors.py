@@ -7,13 +7,13 @@ lexicographic order without changing it. So an operator can walk either side in 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ..backend.host import parallel
 from .index import BIAS, LIMIT, CoordIndex, child_keys, find
-from .sorting import columns_of
 
 Triple = tuple[int, int, int]
 
@@ -105,26 +105,59 @@ def tap_pairs(
     )
 
 
-def window_pairs(source: CoordIndex, query: CoordIndex, parent: np.ndarray, stride: Triple) -> TapPairs:
-    """Pairs of windows that tile the lattice (K = s, p = 0, d = 1): `parent` is each input's output rank.
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Windows that tile the lattice (K = s, p = 0, d = 1): the inputs of each output, which has at least one.
 
-    No search: a site's tap is what floor(c / s) leaves over.
+    Output o has the inputs ``order[starts[o] : starts[o + 1]]``, taps ascending.
     """
-    tap = np.zeros(source.size, np.int64)
-    for column, s in zip(columns_of(source.coords)[1:], stride):
-        tap *= s
-        tap += column % s
-    taps = stride[0] * stride[1] * stride[2]
-    order = (tap.astype(np.uint16) if taps <= 2**16 else tap).argsort(kind="stable")
-    return TapPairs(
-        order.astype(np.int32),
-        parent.take(order),
-        np.concatenate(([0], np.cumsum(np.bincount(tap, minlength=taps)))),
-        source.order,
-        query.order,
-        source.size,
-        query.size,
-    )
+
+    source: CoordIndex
+    query: CoordIndex
+    stride: Triple
+    order: np.ndarray | None  # (num_in,) int64 input ranks; None: ascending
+    starts: np.ndarray  # (num_out,) int64
+
+    @property
+    def num_in(self) -> int:
+        return self.source.size
+
+    @property
+    def num_out(self) -> int:
+        return self.query.size
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """(num_out,) int64 inputs of each output."""
+        return np.diff(self.starts, append=self.num_in)
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """(num_in,) input row of each place of `order`."""
+        order = np.arange(self.num_in) if self.order is None else self.order
+        return order if self.source.order is None else self.source.order.take(order)
+
+    @cached_property
+    def pairs(self) -> TapPairs:
+        """The same by taps. No search: a site's tap is what floor(c / s) leaves over."""
+        kind = np.uint16 if self.stride[0] * self.stride[1] * self.stride[2] <= 2**16 else np.int64
+        tap = np.zeros(self.num_in, kind)
+        for column, s in zip(self.source.columns[1:], self.stride):
+            tap *= kind(s)
+            # The same remainder for negative coordinates, in half the time.
+            tap += (column & (s - 1) if s & (s - 1) == 0 else column % s).astype(kind)
+        out = np.repeat(np.arange(self.num_out, dtype=np.int32), self.counts)
+        place = (tap if self.order is None else tap.take(self.order)).argsort(kind="stable")
+        # Parents ascend with their inputs within a tap, so this is the order by rank as well.
+        return TapPairs(
+            (place if self.order is None else self.order.take(place)).astype(np.int32),
+            out.take(place),
+            np.concatenate(([0], np.cumsum(np.bincount(tap, minlength=int(np.prod(self.stride)))))),
+            self.source.order,
+            self.query.order,
+            self.num_in,
+            self.num_out,
+        )
 
 
 _NONE = np.empty(0, np.int32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -12,49 +13,62 @@ from ..backend import executor, fast
 from ..backend.autodiff import differentiable
 from ..backend.host import empty, parallel, view32
 from . import pooling_kernel
-from .gather_gemm import Scratch, add_rows, by_rank, for_each_block, reader
-from .neighbors import TapPairs
+from .gather_gemm import BLOCK, Scratch, add_rows, by_rank, for_each_block, reader
+from .neighbors import TapPairs, Windows
 
+Relation: TypeAlias = "TapPairs | Windows"
 Parts = list[tuple[int, np.ndarray, "slice | np.ndarray"]]
 
 
-def sum_pool(x: mx.array, pairs: TapPairs, rows: int, scale: np.ndarray | None = None) -> mx.array:
+def by_taps(relation: Relation) -> TapPairs:
+    """The pairs of each tap."""
+    return relation.pairs if isinstance(relation, Windows) else relation
+
+
+def sum_pool(x: mx.array, relation: Relation, rows: int, scale: np.ndarray | None = None) -> mx.array:
     """y[o] = scale[o] * sum of x[i] over pairs (i, o): (capacity, C) -> (rows, C), fp32 sums.
 
     scale (num_out,) float32 by rank, or None for 1.
     """
     if executor() == "kernel":
-        return pooling_kernel.sum_pool(x, pairs, rows, scale)
+        return pooling_kernel.sum_pool(x, by_taps(relation), rows, scale)
     dtype = x.dtype
 
     def forward(x: mx.array) -> mx.array:
-        return _sum(view32(x), pairs, rows, None, scale).astype(dtype)
+        if isinstance(relation, Windows):
+            return _pool_windows(view32(x), relation, rows, np.add, scale).astype(dtype)
+        return _sum(view32(x), relation, rows, None, scale).astype(dtype)
 
     def gradient(ct: mx.array, x: mx.array) -> mx.array:
-        return _sum(view32(ct), pairs.transposed(), x.shape[0], scale, None).astype(dtype)
+        back = by_taps(relation).transposed()
+        return _sum(view32(ct), back, x.shape[0], scale, None).astype(dtype)
 
     return differentiable("sum pooling", forward, (gradient,), x)
 
 
-def pair_counts(pairs: TapPairs) -> np.ndarray:
+def pair_counts(pairs: Relation) -> np.ndarray:
     """Active inputs of each output rank: (num_out,) int64."""
+    if isinstance(pairs, Windows):
+        return pairs.counts
     return np.bincount(pairs.out_rank, minlength=pairs.num_out)
 
 
-def max_pool(x: mx.array, pairs: TapPairs, rows: int) -> mx.array:
+def max_pool(x: mx.array, relation: Relation, rows: int) -> mx.array:
     """Maximum over each output's pairs: (capacity, C) -> (rows, C); 0 where there is none.
 
     NaN wins over numbers. The gradient goes to the first tap that attains the maximum.
     """
     if executor() == "kernel":
-        return pooling_kernel.max_pool(x, pairs, rows)
+        return pooling_kernel.max_pool(x, by_taps(relation), rows)
     dtype = x.dtype
 
     def forward(x: mx.array) -> mx.array:
-        return _max(view32(x), pairs, rows).astype(dtype)
+        if isinstance(relation, Windows):
+            return _pool_windows(view32(x), relation, rows, np.maximum, None).astype(dtype)
+        return _max(view32(x), relation, rows).astype(dtype)
 
     def gradient(ct: mx.array, x: mx.array) -> mx.array:
-        return _max_gradient(view32(ct), view32(x), pairs).astype(dtype)
+        return _max_gradient(view32(ct), view32(x), by_taps(relation)).astype(dtype)
 
     return differentiable("max pooling", forward, (gradient,), x)
 
@@ -84,6 +98,43 @@ def _sum(
         y[slice(first, last) if pairs.out_order is None else pairs.out_order[first:last]] = total
 
     for_each_block(pairs, work, blas=False)
+    return out
+
+
+def _pool_windows(
+    x: np.ndarray, windows: Windows, rows: int, combine: np.ufunc, scale: np.ndarray | None
+) -> mx.array:
+    """Sum or maximum over windows that tile the lattice, in order of taps, times scale (num_out,)."""
+    channels = x.shape[1]
+    out, y = empty((rows, channels), mx.float32)
+    y[windows.num_out :] = 0
+    scratch = Scratch()
+
+    def work(i: int) -> None:
+        block = slice(i * BLOCK, min((i + 1) * BLOCK, windows.num_out))
+        starts, counts = windows.starts[block], windows.counts[block]
+        if fast.available():
+            fast.pool_windows(x, windows.rows, starts, counts, combine is np.maximum, scale, y, block)
+            return
+        buffer, merged = scratch(channels, channels)
+        result = np.take(x, windows.rows.take(starts), axis=0, out=y[block], mode="clip")
+        more = np.flatnonzero(counts > 1)
+        place = starts.take(more) + 1
+        left = counts.take(more) - 1
+        while len(more):
+            n = len(more)
+            value = np.take(x, windows.rows.take(place), axis=0, out=buffer[:n], mode="clip")
+            current = np.take(result, more, axis=0, out=merged[:n], mode="clip")
+            result[more] = combine(current, value, out=current)
+            left -= 1
+            kept = np.flatnonzero(left)
+            if len(kept) < n:
+                more, place, left = more.take(kept), place.take(kept), left.take(kept)
+            place += 1
+        if scale is not None:
+            result *= scale[block, None]
+
+    parallel(work, -(-windows.num_out // BLOCK))
     return out
 
 

@@ -89,14 +89,40 @@ def unpack(key: np.ndarray, layout: Layout) -> np.ndarray:
 
 def stable_argsort(key: np.ndarray, bits: int) -> np.ndarray:
     """Order of non-negative int64 keys below 2**bits, ties by position, int64."""
+    return sort_keys(key, bits)[0]
+
+
+def sort_keys(key: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """As `stable_argsort`, and the keys in that order."""
+    n = len(key)
+    if fast.available() and (compiled := fast.sort_keys(key, bits)) is not None:
+        return compiled
+    # Each thread takes the keys of one range, so that ranges only have to be put end to end.
+    edges = _quantiles(key, 1 if n < SPLIT else num_threads())
+    if len(edges) == 0:
+        order = _argsort(key, bits)
+        return order, key.take(order)
+    inside = [_between(key, edges, i) for i in range(len(edges) + 1)]
+    ends = np.cumsum([0] + [np.count_nonzero(b) for b in inside])
+    order, ranked, place = (scratch(n, np.int64) for _ in range(3))
+
+    def sort(i: int) -> None:
+        here = slice(ends[i], ends[i + 1])
+        place[here] = np.flatnonzero(inside[i])
+        part = np.take(key, place[here], out=ranked[here], mode="clip")
+        np.take(place[here], _argsort(part, bits), out=order[here], mode="clip")
+        np.take(key, order[here], out=ranked[here], mode="clip")
+
+    parallel(sort, len(inside))
+    return order, ranked
+
+
+def _argsort(key: np.ndarray, bits: int) -> np.ndarray:
     n = len(key)
     row_bits = int(max(n - 1, 0)).bit_length()
-    if bits + row_bits <= 63 and (fast.available() or _vector_sort()):
+    if bits + row_bits <= 63 and _vector_sort():
         both = (key << row_bits) | np.arange(n)
-        if fast.available():
-            both = fast.sort_bits(both, row_bits, row_bits + bits)
-        else:
-            both.sort()
+        both.sort()
         both &= (1 << row_bits) - 1
         return both
     # NumPy's stable sort of 16-bit integers is a radix sort; a pass per 16 bits beats one of 64.
@@ -109,6 +135,21 @@ def stable_argsort(key: np.ndarray, bits: int) -> np.ndarray:
             order = order.take(digit.take(order).argsort(kind="stable"))
     assert order is not None
     return order
+
+
+def _between(key: np.ndarray, edges: np.ndarray, i: int) -> np.ndarray:
+    """Which keys lie in the i-th range that `edges` cut."""
+    if i == 0:
+        return key < edges[0]
+    return key >= edges[i - 1] if i == len(edges) else (key >= edges[i - 1]) & (key < edges[i])
+
+
+def _quantiles(key: np.ndarray, parts: int) -> np.ndarray:
+    """At most parts - 1 distinct keys that cut `key` into ranges of about equal size."""
+    if parts == 1:
+        return key[:0]
+    sample = np.sort(key[:: max(1, len(key) // 1024)])
+    return np.unique(sample[np.arange(1, parts) * len(sample) // parts])
 
 
 @lru_cache(maxsize=1)
@@ -124,17 +165,39 @@ def _vector_sort() -> bool:
     return min(spent) < 15e-9 * len(values)
 
 
-def lexicographic_order(columns: Columns) -> np.ndarray | None:
-    """Positions in order of (batch, x, y, z), ties by position, int64; None when already so."""
+def lexicographic_order(columns: Columns) -> tuple[np.ndarray | None, int | None]:
+    """(positions in order of (batch, x, y, z), ties by position, int64; None when already so,
+    a place in that order whose site is the one before it; None without duplicates)."""
     n = len(columns[0])
     if n < 2:
-        return None
+        return None, None
     packed = pack(columns)
     if packed is None:
         order = np.lexsort(columns[::-1])
-        return None if np.array_equal(order, np.arange(n)) else order
+        same = np.ones(n - 1, bool)
+        for column in columns:
+            ranked = column.take(order)
+            same &= ranked[1:] == ranked[:-1]
+        twice = int(same.argmax()) + 1 if same.any() else None
+        return None if np.array_equal(order, np.arange(n)) else order, twice
     key, layout = packed
-    return None if np.all(key[1:] >= key[:-1]) else stable_argsort(key, sum(layout.bits))
+    if is_sorted(key):
+        order, ranked = None, key
+    else:
+        order, ranked = sort_keys(key, sum(layout.bits))
+    same = ranked[1:] == ranked[:-1]
+    return order, int(same.argmax()) + 1 if same.any() else None
+
+
+def is_sorted(key: np.ndarray) -> bool:
+    return bool(np.all(key[1:] >= key[:-1]))
+
+
+def starts_of(ranked: np.ndarray) -> np.ndarray:
+    """Where runs of equal sorted keys start, int64."""
+    new = np.ones(len(ranked), bool)
+    np.not_equal(ranked[1:], ranked[:-1], out=new[1:])
+    return np.flatnonzero(new)
 
 
 class Groups(NamedTuple):
@@ -148,102 +211,65 @@ class Groups(NamedTuple):
 def group(columns: Columns) -> Groups:
     """Distinct sites of four columns, and which positions hold them."""
     n = len(columns[0])
+    if n and fast.available() and (packed := pack(columns)) is not None:
+        key, layout = packed
+        compiled = None if is_sorted(key) else fast.group_keys(key, sum(layout.bits))
+        if compiled is not None:
+            distinct, numbers, first = compiled
+            return Groups(unpack(distinct, layout), numbers, first)
+    runs = group_runs(columns)
+    order, starts = runs.order, runs.starts
+    numbers = scratch(n, np.int32)
+    lengths = np.diff(starts, append=n)
+    # In two halves of the groups, a thread each.
+    half = len(starts) // 2
+
+    def number(i: int) -> None:
+        low, high = (half, len(starts)) if i else (0, half)
+        mine = np.repeat(np.arange(low, high, dtype=np.int32), lengths[low:high])
+        here = slice(starts[low] if low < len(starts) else n, n if high == len(starts) else starts[high])
+        numbers[here if order is None else order[here]] = mine
+
+    parallel(number, 2, small=n < SPLIT)
+    return Groups(runs.sites, numbers, starts if order is None else order.take(starts))
+
+
+class Runs(NamedTuple):
+    """Positions in the order of the site they hold."""
+
+    sites: np.ndarray  # (u, 4) as in Groups
+    order: np.ndarray | None  # (n,) int64 positions by site, ties by position; None: as given
+    starts: np.ndarray  # (u,) int64 start of each site in that order
+
+
+def group_runs(columns: Columns) -> Runs:
+    """As `group`, by order instead of by number."""
+    n = len(columns[0])
     if n == 0:
-        return Groups(np.empty((0, 4), np.int64), np.empty(0, np.int32), np.empty(0, np.int64))
+        return Runs(np.empty((0, 4), np.int32), None, np.empty(0, np.int64))
     packed = pack(columns)
     if packed is not None:
         key, layout = packed
-        distinct, numbers, first = _group_keys(key, sum(layout.bits))
-        return Groups(unpack(distinct, layout), numbers, first)
+        order, ranked = (None, key) if is_sorted(key) else sort_keys(key, sum(layout.bits))
+        starts = starts_of(ranked)
+        return Runs(unpack(ranked.take(starts), layout), order, starts)
     order = np.lexsort(columns[::-1])
     rows = np.stack([c[order] for c in columns], axis=1).astype(np.int64)
     new = np.ones(n, bool)
     np.any(rows[1:] != rows[:-1], axis=1, out=new[1:])
     starts = np.flatnonzero(new)
-    numbers = np.empty(n, np.int32)
-    numbers[order] = _running_number(new)
-    return Groups(rows[starts], numbers, order[starts])
-
-
-def _running_number(new: np.ndarray) -> np.ndarray:
-    number = np.cumsum(new, dtype=np.int32)
-    number -= 1
-    return number
-
-
-def _group_keys(key: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(distinct keys sorted, (n,) int32 group of each position, lowest position of each group)."""
-    n = len(key)
-    if np.all(key[1:] >= key[:-1]):
-        new = np.ones(n, bool)
-        np.not_equal(key[1:], key[:-1], out=new[1:])
-        first = np.flatnonzero(new)
-        return key.take(first), _running_number(new), first
-    if fast.available() and (compiled := fast.group_keys(key, bits)) is not None:
-        return compiled
-    # Each thread takes the keys of one range, so that ranges only have to be put end to end.
-    edges = _quantiles(key, 1 if n < SPLIT else num_threads())
-    parts = len(edges) + 1
-    inside = [_between(key, edges, i) for i in range(parts)]
-    ends = np.cumsum([0] + [np.count_nonzero(b) for b in inside]) if parts > 1 else np.array([0, n])
-    ranked, rows, place, numbers = (scratch(n, d) for d in (np.int64, np.int64, np.int64, np.int32))
-    found: list[np.ndarray] = [key] * parts
-
-    def sort(i: int) -> None:
-        here = slice(ends[i], ends[i + 1])
-        if parts > 1:
-            place[here] = np.flatnonzero(inside[i])
-            part = np.take(key, place[here], out=ranked[here], mode="clip")
-            order = stable_argsort(part, bits)
-            np.take(place[here], order, out=rows[here], mode="clip")
-            np.take(key, rows[here], out=ranked[here], mode="clip")
-        else:
-            rows[:] = stable_argsort(key, bits)
-            np.take(key, rows, out=ranked, mode="clip")
-        new = np.ones(ends[i + 1] - ends[i], bool)
-        np.not_equal(ranked[here][1:], ranked[here][:-1], out=new[1:])
-        found[i] = np.flatnonzero(new)
-        place[here] = np.cumsum(new, out=place[here])
-
-    parallel(sort, parts)
-    offsets = np.cumsum([0] + [len(starts) for starts in found])
-
-    def number(i: int) -> None:
-        here = slice(ends[i], ends[i + 1])
-        place[here] += offsets[i] - 1
-        numbers[rows[here]] = place[here]
-
-    parallel(number, parts)
-    starts = np.concatenate([starts + end for starts, end in zip(found, ends)])
-    return ranked.take(starts), numbers, rows.take(starts)
-
-
-def _between(key: np.ndarray, edges: np.ndarray, i: int) -> np.ndarray:
-    """Which keys lie in the i-th range that `edges` cut."""
-    if len(edges) == 0:
-        return np.ones(0, bool)
-    if i == 0:
-        return key < edges[0]
-    return key >= edges[i - 1] if i == len(edges) else (key >= edges[i - 1]) & (key < edges[i])
-
-
-def _quantiles(key: np.ndarray, parts: int) -> np.ndarray:
-    """At most parts - 1 distinct keys that cut `key` into ranges of about equal size."""
-    if parts == 1:
-        return key[:0]
-    sample = np.sort(key[:: max(1, len(key) // 1024)])
-    return np.unique(sample[np.arange(1, parts) * len(sample) // parts])
+    return Runs(rows[starts], order, starts)
 
 
 def sorted_unique(columns: Columns) -> np.ndarray:
     """Distinct sites sorted by (batch, x, y, z): (u, 4) int32 (int64 if it takes that)."""
     if len(columns[0]) == 0 or (packed := pack(columns)) is None:
-        return group(columns).sites
+        return group_runs(columns).sites
     key, layout = packed
     if not np.all(key[1:] > key[:-1]):
-        if _vector_sort():
+        if _vector_sort() and not fast.available():
             key.sort()
         else:
-            key = key.take(stable_argsort(key, sum(layout.bits)))
-        key = key.take(np.flatnonzero(np.concatenate(([True], key[1:] != key[:-1]))))
+            key = sort_keys(key, sum(layout.bits))[1]
+        key = key.take(starts_of(key))
     return unpack(key, layout)

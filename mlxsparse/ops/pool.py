@@ -107,8 +107,8 @@ def _geometry(
     support: str,
     out: Target | None,
     capacity: int | None,
-) -> tuple[CoordinateMapKey, pooling.TapPairs, Kernel]:
+) -> tuple[CoordinateMapKey, pooling.Relation, Kernel]:
     check_tensor(x)
     kernel = Kernel.of(kernel_size, kernel_size if stride is None else stride, padding, dilation)
     key = output_key(x, kernel, support, out, capacity)
-    return key, x.manager.kernel_map(x.key, key, kernel).pairs, kernel
+    return key, x.manager.kernel_map(x.key, key, kernel).relation, kernel

@@ -26,7 +26,7 @@ sites = (
 
 @given(sites)
 def test_order_is_lexicographic_and_stable(coords):
-    order = lexicographic_order(columns_of(coords))
+    order, _ = lexicographic_order(columns_of(coords))
     want = np.lexsort(coords.T[::-1])
     assert np.array_equal(np.arange(len(coords)) if order is None else order, want)
 
