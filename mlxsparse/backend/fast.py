@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .host import num_threads, parallel, scratch
+from .host import blas_addresses, num_threads, parallel, scratch
 
 SMALL = 100_000  # items that one thread does in about the time of waking another
 
@@ -64,9 +64,8 @@ def pool_windows(
     if largest:
         loops().max_windows(source, rows, starts, counts, out[block])
     else:
-        loops().sum_windows(
-            source, rows, starts, counts, np.ones(0, np.float32) if scale is None else scale[block], out[block]
-        )
+        share = np.ones(0, np.float32) if scale is None else scale[block]
+        loops().sum_windows(source, rows, starts, counts, share, out[block])
 
 
 def add_gathered(total: np.ndarray, target: np.ndarray, source: np.ndarray, ranks: np.ndarray) -> None:
@@ -157,3 +156,47 @@ def _sort_pairs(key: np.ndarray, bits: int) -> tuple[list[np.ndarray], int] | No
 
     parallel(sort, 2, small=n < SMALL)
     return parts, row_bits
+
+
+def blas() -> np.ndarray | None:
+    """What `convolve_block` and `put_products` need of NumPy's BLAS; None without it or without numba."""
+    return blas_addresses() if available() else None
+
+
+def convolve_block(
+    blas: np.ndarray,
+    x: np.ndarray,
+    order: np.ndarray | None,
+    taps: np.ndarray,
+    ranks: tuple[np.ndarray, np.ndarray],
+    spans: tuple[np.ndarray, np.ndarray],
+    first: int,
+    total: np.ndarray,
+    room: list[np.ndarray],
+) -> None:
+    """total[o - first] += x[order[i]] @ taps[t] for pairs (i, o) of `ranks`, tap t's in its span.
+
+    spans: where each tap's pairs start and end. room: rows for what is gathered, and for the products.
+    """
+    loops().convolve_block(blas, x, _or_none(order), taps, *ranks, *spans, first, total, *room)
+
+
+def put_products(
+    blas: np.ndarray,
+    x: np.ndarray,
+    order: np.ndarray | None,
+    weight: np.ndarray,
+    ranks: np.ndarray,
+    rows: np.ndarray,
+    y: np.ndarray,
+    room: list[np.ndarray],
+) -> None:
+    """y[rows[i]] = x[order[ranks[i]]] @ weight; `room` as in `convolve_block`."""
+    loops().put_products(blas, x, _or_none(order), weight, ranks, rows, y, *room)
+
+
+_RANKS_ARE_ROWS = np.empty(0, np.int32)
+
+
+def _or_none(order: np.ndarray | None) -> np.ndarray:
+    return _RANKS_ARE_ROWS if order is None else order

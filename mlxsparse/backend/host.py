@@ -146,6 +146,7 @@ class _Blas:
         self.local: Callable[[int], int] | None = None
         self.set: Callable[[int], Any] | None = None
         self.get: Callable[[], int] | None = None
+        self.gemm: np.ndarray | None = None  # addresses of cblas_sgemm and cblas_sgemv, 64-bit integers
         self.lock = threading.Lock()
         root = os.path.dirname(os.path.dirname(np.__file__))
         patterns = ("numpy.libs/*openblas*", "numpy/.dylibs/*openblas*")
@@ -159,6 +160,11 @@ class _Blas:
                 getter = getattr(library, f"{prefix}openblas_get_num_threads{suffix}", None)
                 if setter is not None and getter is not None:
                     self.set, self.get = setter, getter
+                    names = (f"{prefix}cblas_sgemm{suffix}", f"{prefix}cblas_sgemv{suffix}")
+                    found = [getattr(library, name, None) for name in names]
+                    if suffix and None not in found:
+                        places = [ctypes.cast(f, ctypes.c_void_p).value for f in found]  # type: ignore[arg-type]
+                        self.gemm = np.array(places, np.int64)
                     break
 
     @contextmanager
@@ -191,6 +197,11 @@ def _get_blas() -> _Blas:
 def blas_control() -> str:
     """``"openblas"`` when BLAS threads of NumPy can be set from here, else ``"none"``."""
     return "openblas" if _get_blas().set is not None else "none"
+
+
+def blas_addresses() -> np.ndarray | None:
+    """(2,) int64: where cblas_sgemm and cblas_sgemv of NumPy's OpenBLAS are, for compiled code; or None."""
+    return _get_blas().gemm
 
 
 def _drop_pool_after_fork() -> None:

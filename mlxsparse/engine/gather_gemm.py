@@ -20,6 +20,7 @@ from . import conv_kernel
 from .neighbors import TapPairs
 
 BLOCK = 4096  # output rows of one block
+COMPILED_BLOCK = 1024  # of the `fast` extra, whose calls cost less
 CHUNK = 4096  # pairs of one weight-gradient product
 SMALL_WORK = 1 << 22  # multiply-adds that one thread does in about the time of waking another
 
@@ -106,17 +107,12 @@ def for_each_block(
     """
     if pairs.num_out == 0:
         return
-    edges = np.arange(0, pairs.num_out + BLOCK, BLOCK)
-    edges[-1] = pairs.num_out
-    taps = len(pairs.tap_ptr) - 1
-    ptr = pairs.tap_ptr
-    bounds = [ptr[t] + np.searchsorted(pairs.out_rank[ptr[t] : ptr[t + 1]], edges) for t in range(taps)]
+    edges, bounds = block_bounds(pairs, BLOCK)
 
     def block(i: int) -> None:
         first, last = int(edges[i]), int(edges[i + 1])
         parts: list[tuple[int, np.ndarray, slice | np.ndarray]] = []
-        for t in range(taps):
-            lo, hi = bounds[t][i], bounds[t][i + 1]
+        for t, (lo, hi) in enumerate(zip(bounds[i], bounds[i + 1])):
             if lo == hi:
                 continue
             whole = hi - lo == last - first
@@ -125,6 +121,17 @@ def for_each_block(
         work(first, last, parts)
 
     parallel(block, len(edges) - 1, blas=blas)  # one block runs on the calling thread
+
+
+def block_bounds(pairs: TapPairs, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """(edges of blocks of output ranks (B + 1,), where each tap's pairs cross them (B + 1, T) int64)."""
+    edges = np.arange(0, pairs.num_out + size, size)
+    edges[-1] = pairs.num_out
+    ptr = pairs.tap_ptr
+    crossed = np.empty((len(edges), len(ptr) - 1), np.int64)
+    for t in range(len(ptr) - 1):
+        crossed[:, t] = ptr[t] + np.searchsorted(pairs.out_rank[ptr[t] : ptr[t + 1]], edges)
+    return edges, crossed
 
 
 Reader = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -169,15 +176,15 @@ def add_rows(total: np.ndarray, target: slice | np.ndarray, value: np.ndarray, b
 
 
 class Scratch:
-    """Buffers of BLOCK rows, made once per thread: fresh ones would be faulted in for every block."""
+    """Buffers of `rows` rows, made once per thread: fresh ones would be faulted in for every block."""
 
-    def __init__(self) -> None:
-        self._local = threading.local()
+    def __init__(self, rows: int = BLOCK) -> None:
+        self._local, self._rows = threading.local(), rows
 
     def __call__(self, *channels: int) -> list[np.ndarray]:
         buffers: list[np.ndarray] | None = getattr(self._local, "buffers", None)
         if buffers is None:
-            buffers = self._local.buffers = [np.empty((BLOCK, c), np.float32) for c in channels]
+            buffers = self._local.buffers = [np.empty((self._rows, c), np.float32) for c in channels]
         return buffers
 
 
@@ -188,8 +195,12 @@ def _gather_gemm(
     channels = taps.shape[2]
     out, y = empty((rows, channels), mx.float32)
     y[pairs.num_out :] = 0
+    blas = fast.blas() if groups == 1 and min(taps.shape[1:]) > 1 else None
     if bias is None and _at_most_one(pairs):
-        _put_products(y, x, taps, pairs, groups)
+        _put_products(y, x, taps, pairs, groups, blas)
+        return out
+    if blas is not None:
+        _compiled_gather_gemm(y, x, taps, bias, pairs, blas)
         return out
     scratch = Scratch()
     read = reader(x, pairs.in_order)
@@ -210,7 +221,35 @@ def _gather_gemm(
     return out
 
 
-def _put_products(y: np.ndarray, x: np.ndarray, taps: np.ndarray, pairs: TapPairs, groups: int) -> None:
+def _compiled_gather_gemm(
+    y: np.ndarray, x: np.ndarray, taps: np.ndarray, bias: np.ndarray | None, pairs: TapPairs, blas: np.ndarray
+) -> None:
+    """As the blocks of _gather_gemm, each in one compiled call."""
+    edges, bounds = block_bounds(pairs, COMPILED_BLOCK)
+    scratch = Scratch(COMPILED_BLOCK)
+    channels = taps.shape[2]
+
+    def work(i: int) -> None:
+        first, last = int(edges[i]), int(edges[i + 1])
+        *room, block = scratch(x.shape[1], channels, channels)
+        total = y[first:last] if pairs.out_order is None else block[: last - first]
+        total[:] = 0 if bias is None else bias
+        ranks, spans = (pairs.in_rank, pairs.out_rank), (bounds[i], bounds[i + 1])
+        fast.convolve_block(blas, x, pairs.in_order, taps, ranks, spans, first, total, room)
+        if pairs.out_order is not None:
+            y[pairs.out_order[first:last]] = total
+
+    parallel(work, len(edges) - 1, blas=True)
+
+
+def _put_products(
+    y: np.ndarray,
+    x: np.ndarray,
+    taps: np.ndarray,
+    pairs: TapPairs,
+    groups: int,
+    blas: np.ndarray | None,
+) -> None:
     """y[o] = x[i] @ W[t] where no output has two pairs: nothing to add, so tap by tap in large pieces."""
     if len(pairs.out_rank) < pairs.num_out:
         y[: pairs.num_out] = 0
@@ -219,11 +258,15 @@ def _put_products(y: np.ndarray, x: np.ndarray, taps: np.ndarray, pairs: TapPair
         (t, a, min(a + CHUNK, ptr[t + 1])) for t in range(len(taps)) for a in range(ptr[t], ptr[t + 1], CHUNK)
     ]
 
-    read = reader(x, pairs.in_order)
+    read, scratch = reader(x, pairs.in_order), Scratch(CHUNK)
 
     def work(i: int) -> None:
         tap, a, b = pieces[i]
         rows = pairs.out_rank[a:b] if pairs.out_order is None else pairs.out_order.take(pairs.out_rank[a:b])
+        if blas is not None:
+            room = scratch(x.shape[1], y.shape[1])
+            fast.put_products(blas, x, pairs.in_order, taps[tap], pairs.in_rank[a:b], rows, y, room)
+            return
         y[rows] = matmul_groups(
             read(pairs.in_rank[a:b], np.empty((b - a, x.shape[1]), np.float32)),
             taps[tap],

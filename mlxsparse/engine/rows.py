@@ -9,7 +9,7 @@ import numpy as np
 
 from ..backend import executor, fast
 from ..backend.autodiff import differentiable
-from ..backend.host import empty, parallel, scratch, view, view32
+from ..backend.host import empty, scratch, view, view32
 from ..errors import MLXSparseError
 from . import rows_kernel
 

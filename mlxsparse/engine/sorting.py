@@ -6,6 +6,7 @@ always; otherwise a four-column sort does the same, slower.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from functools import lru_cache
@@ -126,14 +127,14 @@ def _argsort(key: np.ndarray, bits: int) -> np.ndarray:
         both &= (1 << row_bits) - 1
         return both
     # NumPy's stable sort of 16-bit integers is a radix sort; a pass per 16 bits beats one of 64.
-    order: np.ndarray | None = None
-    for shift in range(0, max(bits, 1), 16):
-        digit = (key >> shift).astype(np.uint16)
-        if order is None:
-            order = digit.argsort(kind="stable")
-        else:
-            order = order.take(digit.take(order).argsort(kind="stable"))
-    assert order is not None
+    digits = np.ascontiguousarray(key).view(np.uint16).reshape(n, 4)
+    digits = digits if sys.byteorder == "little" else digits[:, ::-1]
+    digit = scratch(n, np.uint16)
+    digit[:] = digits[:, 0]
+    order = digit.argsort(kind="stable")
+    for i in range(1, -(-bits // 16)):
+        np.take(digits[:, i], order, out=digit, mode="clip")
+        order = np.take(order, digit.argsort(kind="stable"), out=scratch(n, np.int64), mode="clip")
     return order
 
 
@@ -173,18 +174,15 @@ def lexicographic_order(columns: Columns) -> tuple[np.ndarray | None, int | None
         return None, None
     packed = pack(columns)
     if packed is None:
-        order = np.lexsort(columns[::-1])
+        slow = np.lexsort(columns[::-1])
         same = np.ones(n - 1, bool)
         for column in columns:
-            ranked = column.take(order)
+            ranked = column.take(slow)
             same &= ranked[1:] == ranked[:-1]
         twice = int(same.argmax()) + 1 if same.any() else None
-        return None if np.array_equal(order, np.arange(n)) else order, twice
+        return None if np.array_equal(slow, np.arange(n)) else slow, twice
     key, layout = packed
-    if is_sorted(key):
-        order, ranked = None, key
-    else:
-        order, ranked = sort_keys(key, sum(layout.bits))
+    order, ranked = (None, key) if is_sorted(key) else sort_keys(key, sum(layout.bits))
     same = ranked[1:] == ranked[:-1]
     return order, int(same.argmax()) + 1 if same.any() else None
 
