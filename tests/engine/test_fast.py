@@ -43,3 +43,37 @@ def test_same_bits(monkeypatch):
     monkeypatch.setenv("MLXSPARSE_FAST", "0")
     assert not fast.available()
     assert results(x, w, values, points) == compiled
+
+
+def test_same_bits_of_large_clouds(monkeypatch):
+    """Enough points and sites that threads share the work; one-pair taps, bias, and products put in place."""
+    pytest.importorskip("numba", reason="needs numba: the fast extra is not installed")
+    rng = np.random.default_rng(1)
+    points = rng.normal(size=(250_000, 3)) * 20
+    values = rng.normal(size=(len(points), 3)).astype(np.float32)
+    w = mx.array(rng.normal(size=(6, 3, 3, 3, 3)).astype(np.float32))
+    w2 = mx.array(rng.normal(size=(6, 2, 2, 2, 3)).astype(np.float32))
+    back = mx.array(rng.normal(size=(4, 2, 2, 2, 6)).astype(np.float32))
+    bias = mx.array(rng.normal(size=6).astype(np.float32))
+
+    def run():
+        voxels = ms.voxelize(points, values, 0.9)
+        x = voxels.tensor
+        down = ms.ops.conv3d(x, w2, bias, stride=2)
+        found = [
+            x.coords,
+            x.feats,
+            voxels.point_to_voxel,
+            voxels.counts,
+            ms.ops.subm_conv3d(x, w, bias).feats,
+            ms.ops.conv_transpose3d(down, back, stride=2).feats,
+            ms.ops.max_pool3d(x, 2).feats,
+            ms.ops.avg_pool3d(x, 2).feats,
+            ms.ops.sum_pool3d(x, (2, 3, 1)).feats,
+        ]
+        return [np.array(a).tobytes() for a in found]
+
+    monkeypatch.setenv("MLXSPARSE_FAST", "1")
+    compiled = run()
+    monkeypatch.setenv("MLXSPARSE_FAST", "0")
+    assert run() == compiled

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from mlxsparse.engine.index import LIMIT, build_index, lookup
-from mlxsparse.engine.sorting import columns_of, lexicographic_order, sorted_unique, stable_argsort
+from mlxsparse.engine.sorting import columns_of, lexicographic_order, sorted_unique
 
 near = st.integers(-3, 3)
 far = st.integers(-LIMIT + 1, LIMIT - 1)
@@ -61,13 +61,48 @@ def test_points_2_to_the_21_apart_do_not_alias_spconv_532_545():
     assert lookup(build_index(coords), np.array([[0, 0, 0, 2**20]])).tolist() == [-1]
 
 
+@pytest.mark.parametrize("fast", ["0", "1"])
 @pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize("threads", ["1", "2", "5"])
 @pytest.mark.parametrize("bits", [1, 16, 17, 40, 62])
-def test_both_sorts_are_stable(vector, bits, monkeypatch):
+def test_every_sort_is_stable(fast, vector, threads, bits, monkeypatch):
+    from mlxsparse.backend import fast as compiled
     from mlxsparse.engine import sorting
 
+    monkeypatch.setenv("MLXSPARSE_FAST", fast)
+    monkeypatch.setenv("MLXSPARSE_THREADS", threads)
     monkeypatch.setattr(sorting, "_vector_sort", lambda: vector)
+    monkeypatch.setattr(sorting, "SPLIT", 1000)
+    monkeypatch.setattr(compiled, "SMALL", 1000)
     rng = np.random.default_rng(bits)
-    key = rng.integers(0, 2**bits, 3000)
-    key[::3] = key[0]
-    assert np.array_equal(stable_argsort(key, bits), np.argsort(key, kind="stable"))
+    for n in (1, 2, 3000, 3001):
+        key = rng.integers(0, 2**bits, n)
+        key[::3] = key[0]
+        want = np.argsort(key, kind="stable")
+        order, ranked = sorting.sort_keys(key, bits)
+        assert np.array_equal(order, want) and np.array_equal(ranked, key[want])
+
+
+@pytest.mark.parametrize("fast", ["0", "1"])
+@pytest.mark.parametrize("spread", [1, 5, 2**29])
+def test_groups(fast, spread, monkeypatch):
+    """Sites, numbers and first positions, whether coordinates pack into 62 bits or not."""
+    from mlxsparse.backend import fast as compiled
+    from mlxsparse.engine import sorting
+
+    monkeypatch.setenv("MLXSPARSE_FAST", fast)
+    monkeypatch.setattr(sorting, "SPLIT", 1000)
+    monkeypatch.setattr(compiled, "SMALL", 1000)
+    rng = np.random.default_rng(spread)
+    for n in (0, 1, 4000):
+        items = rng.integers(0, 3, (n, 4)) * [1, 0, 0, 0]
+        rows = rng.integers(-spread, spread, (n, 4)) * [0, 1, 1, 1] + items
+        rows = np.repeat(rows, 2, axis=0)[rng.permutation(2 * n)].astype(np.int32)
+        sites, first, numbers = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+        found = sorting.group(columns_of(rows))
+        assert np.array_equal(found.sites, sites.reshape(-1, 4))
+        assert np.array_equal(found.numbers, numbers.reshape(-1)) and np.array_equal(found.first, first)
+        runs = sorting.group_runs(columns_of(rows))
+        order = np.arange(2 * n) if runs.order is None else runs.order
+        assert np.array_equal(order, np.argsort(found.numbers, kind="stable"))
+        assert np.array_equal(order[runs.starts], first)

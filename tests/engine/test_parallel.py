@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import mlx.core as mx
@@ -74,3 +75,45 @@ def test_operators_work_in_another_thread():
     thread.start()
     thread.join()
     assert results == [[[2.0], [2.0]]]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no placement of threads on this system")
+def test_threads_may_run_everywhere_again_after_a_region(monkeypatch):
+    monkeypatch.setenv("MLXSPARSE_THREADS", "3")
+    before = os.sched_getaffinity(0)
+
+    def fail(_):
+        raise KeyError
+
+    host.parallel(lambda _: None, 10)
+    with pytest.raises(KeyError):
+        host.parallel(fail, 10)
+    assert os.sched_getaffinity(0) == before
+
+
+def test_scratch_is_not_lent_twice():
+    host.clear_scratch()
+    a = host.scratch(1 << 20, np.int32)
+    a[:] = 7
+    part = a[5:9]
+    place = part.__array_interface__["data"][0] - 20
+    del a  # a slice keeps the memory
+    b = host.scratch(1 << 20, np.int32)
+    b[:] = 8
+    assert part.tolist() == [7] * 4
+    del part
+    c = host.scratch((1 << 19, 2), np.int32)
+    assert c.__array_interface__["data"][0] == place and c.shape == (1 << 19, 2)
+    d = host.scratch(1 << 20, np.float32)
+    assert len({x.__array_interface__["data"][0] for x in (b, c, d)}) == 3
+
+
+def test_scratch_keeps_a_bounded_amount(monkeypatch):
+    host.clear_scratch()
+    monkeypatch.setattr(host, "KEPT", 1 << 22)
+    arrays = [host.scratch(1 << 20, np.uint8) for _ in range(10)]
+    huge = host.scratch(1 << 23, np.uint8)
+    del arrays, huge
+    assert sum(map(len, host._idle)) <= 1 << 22
+    host.clear_scratch()
+    assert not host._idle
