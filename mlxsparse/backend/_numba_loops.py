@@ -99,11 +99,29 @@ def sort_bits(values: np.ndarray, other: np.ndarray, low: int, high: int) -> np.
 
 
 @njit(nogil=True, cache=True)
+def pack(
+    b: np.ndarray,
+    x: np.ndarray,
+    y: np.ndarray,
+    z: np.ndarray,
+    low: np.ndarray,
+    bits: np.ndarray,
+    key: np.ndarray,
+) -> None:
+    b0, x0, y0, z0 = low[0], low[1], low[2], low[3]
+    to_x, to_y, to_z = bits[1], bits[2], bits[3]
+    for i in range(len(key)):
+        slab = ((b[i] - b0) << to_x) + (x[i] - x0)
+        key[i] = (((slab << to_y) + (y[i] - y0)) << to_z) + (z[i] - z0)
+
+
+@njit(nogil=True, cache=True)
 def split(key: np.ndarray, edge: int, row_bits: int, both: np.ndarray) -> int:
     """both = key << row_bits | position, those with key < edge first; returns how many these are."""
     low = 0
-    for i in range(len(key)):
-        low += key[i] < edge
+    if edge >= 0:  # keys are not negative
+        for i in range(len(key)):
+            low += key[i] < edge
     a, b = 0, low
     for i in range(len(key)):
         below = key[i] < edge

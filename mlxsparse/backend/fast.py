@@ -7,7 +7,7 @@ without numba or with ``MLXSPARSE_FAST=0``; callers then use NumPy.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -96,6 +96,11 @@ def count(ids: np.ndarray, groups: int) -> np.ndarray:
     total = np.zeros(groups, np.int64)
     loops().count(ids, total)
     return total
+
+
+def pack(columns: Sequence[np.ndarray], low: list[int], bits: list[int], key: np.ndarray) -> None:
+    """key = four int32 columns less `low`, side by side in `bits`, the first one highest."""
+    loops().pack(*columns, np.array(low), np.array(bits), key)
 
 
 def sort_keys(key: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray] | None:

@@ -53,9 +53,13 @@ def pack(columns: Columns) -> tuple[np.ndarray, Layout] | None:
     if sum(bits) > 62:
         return None
     key = scratch(n, np.int64)
+    compiled = fast.available() and all(c.dtype == np.int32 and c.flags.c_contiguous for c in columns)
 
     def fill(i: int) -> None:
         part = key[pieces[i]]
+        if compiled:
+            fast.pack([c[pieces[i]] for c in columns], low, bits, part)
+            return
         np.subtract(columns[0][pieces[i]], low[0], out=part, casting="unsafe", dtype=np.int64)
         for column, least, width in zip(columns[1:], low[1:], bits[1:]):
             if not width:  # one value, which is `least`
