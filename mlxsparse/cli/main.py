@@ -10,9 +10,9 @@ import mlx.core as mx
 
 from .. import __version__
 from ..errors import MLXSparseError
-from . import demo, segment, train
+from . import demo, segment, train, view
 
-COMMANDS = (train, segment, demo)
+COMMANDS = (train, segment, view, demo)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,0 +1,1 @@
+"""Pictures of point clouds and voxels."""

@@ -1,0 +1,178 @@
+"""A cloud as one HTML page that draws it: no server, nothing fetched, opened from a file.
+
+    html = cloud_page(points, {"intensity": values}, title="street.laz")
+
+The page is the template page.html with three parts put in: what the page shows (JSON), its numbers (zlib, then
+base64) and the script viewer.min.js, which tools/viewer makes from three.js. The numbers are columns, each
+starting at a multiple of 4 bytes: positions float32 (N, 3) relative to the middle of the bounds, then the fields.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from ..errors import PointCloudError
+from .colours import class_colour
+
+#: Names of fields that hold a class of each point; compared in lower case.
+CLASS_FIELDS = ("classification", "label", "class", "labels", "prediction", "truth", "semantic", "scalar_label")
+MAX_CLASSES = 256
+
+
+@dataclass
+class _Columns:
+    """Numbers of the page, one column after the other."""
+
+    data: bytearray
+
+    def add(self, values: np.ndarray) -> dict[str, Any]:
+        """Where the script finds `values`: type, byte offset, length."""
+        values = np.ascontiguousarray(values)
+        self.data.extend(b"\0" * (-len(self.data) % 4))
+        at = len(self.data)
+        self.data.extend(values.tobytes())
+        return {"type": values.dtype.str[1:], "at": at, "length": values.size}
+
+
+def cloud_page(
+    points: np.ndarray,
+    fields: Mapping[str, np.ndarray],
+    *,
+    title: str,
+    notes: Sequence[str] = (),
+    voxel_size: Sequence[float] | None = None,
+    start: str | None = None,
+    class_field: str | None = None,
+    class_names: Mapping[int, str] | None = None,
+) -> str:
+    """HTML text of a page that draws points, or cubes around them.
+
+    points: (N, 3) float, finite, x y z in any unit; N >= 1. fields: name -> numbers (N,), or colours
+    uint8 (N, 3). notes: sentences shown below the controls. voxel_size: edges (x, y, z) of the cubes, of
+    which `points` are then the centres. start: the field that colours first; default classes, else
+    colours, else z. class_field: the field shown as classes; default the first of `CLASS_FIELDS` that is
+    there. class_names: names of class numbers.
+
+    x, y and z are fields of every page. A field with one value throughout is named in a note instead,
+    unless it is `start`. Raises PointCloudError for no points, an unknown `start` or `class_field`, and
+    for a class field with other than whole numbers or more than 256 values.
+    """
+    points = np.asarray(points, np.float64)
+    if len(points) == 0:
+        raise PointCloudError("there is no point with a finite position to draw")
+    for name in (start, class_field):
+        if name is not None and name not in fields and (name not in ("x", "y", "z") or name == class_field):
+            known = ", ".join(["x", "y", "z", *fields])
+            raise PointCloudError(f"the cloud has no field {name!r}; it has {known}")
+    if class_field is None:
+        class_field = next((name for name in fields if name.lower() in CLASS_FIELDS), None)
+        if class_field is not None and not _is_classes(fields[class_field]):
+            class_field = None
+    elif not _is_classes(fields[class_field]):
+        raise PointCloudError(
+            f"the field {class_field!r} cannot be shown as classes: "
+            f"whole numbers with at most {MAX_CLASSES} values are needed"
+        )
+
+    low, high = points.min(axis=0), points.max(axis=0)
+    centre = (low + high) / 2
+    columns = _Columns(bytearray())
+    local = (points - centre).astype(np.float32)
+    page: dict[str, Any] = {
+        "title": title,
+        "kind": "points" if voxel_size is None else "voxels",
+        "count": len(points),
+        "centre": centre.tolist(),
+        "focus": np.percentile(local, (1, 99), axis=0).tolist(),
+        "digits": _digits(float(np.max(high - low))),
+        "positions": columns.add(local),
+    }
+    if voxel_size is not None:
+        half = np.asarray(voxel_size, np.float64) / 2
+        page["voxel"] = (2 * half).tolist()
+        low, high = low - half, high + half
+    page["low"], page["high"] = low.tolist(), high.tolist()
+
+    shown: list[dict[str, Any]] = []
+    constant: dict[str, list[str]] = {}
+    for name, values in fields.items():
+        values = np.asarray(values)
+        if name != start and name != class_field and values.ndim == 1 and _is_constant(values):
+            constant.setdefault(f"{values[0]:g}", []).append(name)
+            continue
+        shown.append({"name": name, "label": name, **_field(columns, values, name == class_field, class_names)})
+    for axis, name in enumerate("xyz"):
+        span = points[:, axis]
+        shown.append({"name": name, "label": "z (height)" if axis == 2 else name, "axis": axis, **_range(span)})
+    page["fields"] = shown
+    colours = next((f["name"] for f in shown if f["kind"] == "rgb"), "z")
+    classes = next((f["name"] for f in shown if f["kind"] == "class" and len(f["classes"]) > 1), colours)
+    page["start"] = start or classes
+    page["notes"] = [*notes, *(f"{value} everywhere: {', '.join(names)}." for value, names in constant.items())]
+
+    packed = base64.b64encode(zlib.compress(bytes(columns.data), 6)).decode()
+    folder = resources.files(__package__)
+    text = (folder / "page.html").read_text(encoding="utf-8")
+    # "<" would end the script element that the JSON stands in.
+    described = json.dumps(page, allow_nan=False).replace("<", "\\u003c")
+    viewer = (folder / "viewer.min.js").read_text(encoding="utf-8")
+    for mark, value in (("@PAGE@", described), ("@DATA@", packed), ("@VIEWER@", viewer)):
+        before, found, after = text.partition(mark)
+        assert found, mark
+        text = before + value + after
+    return text
+
+
+def _is_classes(values: np.ndarray) -> bool:
+    values = np.asarray(values)
+    return values.ndim == 1 and values.dtype.kind in "iub" and len(np.unique(values)) <= MAX_CLASSES
+
+
+def _is_constant(values: np.ndarray) -> bool:
+    return bool(np.all(values == values[0]))
+
+
+def _digits(span: float) -> int:
+    """Digits after the point that tell 1/100,000 of `span` apart, 6 at most."""
+    return int(np.clip(5 - np.floor(np.log10(span)), 0, 6)) if span > 0 else 3
+
+
+def _field(
+    columns: _Columns, values: np.ndarray, classes: bool, names: Mapping[int, str] | None
+) -> dict[str, Any]:
+    """Description of a field for the script; its numbers go into `columns`."""
+    if values.ndim == 2:
+        return {"kind": "rgb", "values": columns.add(values.astype(np.uint8))}
+    if classes:
+        numbers, index, counts = np.unique(values.astype(np.int64), return_inverse=True, return_counts=True)
+        legend = []
+        for place, (number, count) in enumerate(zip(numbers.tolist(), counts.tolist())):
+            name = (names or {}).get(number, f"class {number}")
+            legend.append({"value": number, "name": name, "count": count, "colour": class_colour(place, name)})
+        return {"kind": "class", "classes": legend, "values": columns.add(index.astype(np.uint8))}
+    finite = values if values.dtype.kind in "iub" else values[np.isfinite(values)]
+    base = float(finite.min()) if len(finite) else 0.0
+    span = (float(finite.max()) - base) if len(finite) else 0.0
+    shifted = values.astype(np.float64) - base
+    small = values.dtype.kind in "iub" and span < 2**16
+    kind = (np.uint8 if span < 2**8 else np.uint16) if small else np.float32
+    return {**_range(finite), "base": base, "values": columns.add(shifted.astype(kind))}
+
+
+def _range(values: np.ndarray) -> dict[str, Any]:
+    """The range that colours span: the middle 98% of the values, all where that is one value."""
+    if len(values) == 0:
+        return {"kind": "number", "low": 0.0, "high": 1.0, "clipped": False}
+    lowest, highest = float(values.min()), float(values.max())
+    low, high = (float(v) for v in np.percentile(values, (1, 99)))
+    if low == high:
+        low, high = lowest, highest
+    return {"kind": "number", "low": low, "high": high, "clipped": low > lowest or high < highest}
