@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--voxel", type=positive_float, metavar="SIZE", help="draw voxels of this edge, in the cloud's unit"
     )
-    parser.add_argument("--color", metavar="FIELD", help="field that colours first (x, y and z are fields too)")
-    parser.add_argument("--classes", metavar="FIELD", help="field to show as classes (default: found by name)")
+    parser.add_argument("--color", metavar="FIELD", help="field that colours first: any, or x, y, z")
+    parser.add_argument("--classes", metavar="FIELD", help="field of classes (default: found by its name)")
     parser.add_argument(
         "--names", type=class_names, metavar="NAMES",
         help='names of the classes: "ground,building,..." for 0, 1, ...; "2=ground,6=building"; '
@@ -71,7 +71,8 @@ def run(options: argparse.Namespace) -> int:
         edges = voxels.voxel_size
     elif len(points) > options.max_points:
         kept, size = thin(points, options.max_points)
-        notes.insert(0, f"Thinned: {len(kept):,} of {len(points):,} points, the first in each voxel of {size:g}.")
+        share = f"{len(kept):,} of {len(points):,} points"
+        notes.insert(0, f"Thinned: {share}, the first in each voxel of {size:g}.")
         points, fields = points[kept], {key: values[kept] for key, values in fields.items()}
     page = cloud_page(
         points, fields, title=name, notes=notes, voxel_size=edges, start=options.color,
@@ -87,15 +88,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def fields_of(cloud: PointCloud) -> dict[str, np.ndarray]:
-    """Numeric fields (N,) of a cloud; red, green and blue, or a packed rgb, as "colour" uint8 (N, 3)."""
+    """Numeric fields (N,) of a cloud; red, green and blue, where not all 0, as "colour" uint8 (N, 3)."""
     fields = {
         name: np.asarray(values)
         for name, values in cloud.fields.items()
         if np.ndim(values) == 1 and np.asarray(values).dtype.kind in "fiub"
     }
-    rgb = [fields.pop(name) for name in ("red", "green", "blue") if {"red", "green", "blue"} <= set(cloud.fields)]
-    if rgb:
-        colour = np.stack(rgb, axis=1)
+    channels = ("red", "green", "blue")
+    if all(name in fields for name in channels):
+        colour = np.stack([fields.pop(name) for name in channels], axis=1)
         if colour.dtype.kind == "f":
             colour = colour * (255 if np.nanmax(colour, initial=0) <= 1 else 1)
         elif colour.max(initial=0) > 255:  # 16 bits a channel, as LAS has it
@@ -106,7 +107,7 @@ def fields_of(cloud: PointCloud) -> dict[str, np.ndarray]:
 
 
 def thin(points: np.ndarray, limit: int) -> tuple[np.ndarray, float]:
-    """(rows kept, voxel size): the first point of each voxel, of a size that leaves 80% to 100% of `limit`."""
+    """(rows kept, voxel size): the first point of each voxel, of a size that leaves at most `limit`."""
     low, high = 0.0, float(np.ptp(points, axis=0).max()) or 1.0
     size = high / math.sqrt(limit)  # clouds are surfaces
     best: tuple[Voxels, float] | None = None

@@ -12,8 +12,9 @@ ASPRS = {
 
 # Colours that are told apart on a dark and on a light ground.
 _CYCLE = (
-    "#4c8dff", "#f5a524", "#3dbb78", "#e5484d", "#a875ff", "#23c2c9", "#e86bb0", "#b0bf3a", "#9a7b5c", "#8d99a8",
-    "#7fa8ff", "#ffcf70", "#86dfae", "#ff8f91", "#cdaeff", "#86e3e7", "#f7abd4", "#d8e37f", "#c9ad90", "#c3ccd6",
+    "#4c8dff", "#f5a524", "#3dbb78", "#e5484d", "#a875ff", "#23c2c9", "#e86bb0", "#b0bf3a",
+    "#9a7b5c", "#8d99a8", "#7fa8ff", "#ffcf70", "#86dfae", "#ff8f91", "#cdaeff", "#86e3e7", "#f7abd4",
+    "#d8e37f", "#c9ad90", "#c3ccd6",
 )  # fmt: skip
 # Colours that people expect, by a word in the name; the first that fits wins.
 _BY_WORD = {

@@ -2,9 +2,10 @@
 
     html = cloud_page(points, {"intensity": values}, title="street.laz")
 
-The page is the template page.html with three parts put in: what the page shows (JSON), its numbers (zlib, then
-base64) and the script viewer.min.js, which tools/viewer makes from three.js. The numbers are columns, each
-starting at a multiple of 4 bytes: positions float32 (N, 3) relative to the middle of the bounds, then the fields.
+The page is the template page.html with three parts put in: what the page shows (JSON), its numbers (zlib,
+then base64) and the script viewer.min.js, which tools/viewer makes from three.js. The numbers are columns,
+each starting at a multiple of 4 bytes: positions float32 (N, 3) relative to the middle of the bounds, then
+the fields.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from ..errors import PointCloudError
 from .colours import class_colour
 
 #: Names of fields that hold a class of each point; compared in lower case.
-CLASS_FIELDS = ("classification", "label", "class", "labels", "prediction", "truth", "semantic", "scalar_label")
+CLASS_FIELDS = (
+    "classification", "label", "class", "labels", "prediction", "truth", "semantic", "scalar_label",
+)  # fmt: skip
 MAX_CLASSES = 256
 
 
@@ -108,23 +111,24 @@ def cloud_page(
         if name != start and name != class_field and values.ndim == 1 and _is_constant(values):
             constant.setdefault(f"{values[0]:g}", []).append(name)
             continue
-        shown.append({"name": name, "label": name, **_field(columns, values, name == class_field, class_names)})
-    for axis, name in enumerate("xyz"):
-        span = points[:, axis]
-        shown.append({"name": name, "label": "z (height)" if axis == 2 else name, "axis": axis, **_range(span)})
+        described = _field(columns, values, name == class_field, class_names)
+        shown.append({"name": name, "label": name, **described})
+    for axis, (name, label) in enumerate((("x", "x"), ("y", "y"), ("z", "z (height)"))):
+        shown.append({"name": name, "label": label, "axis": axis, **_range(points[:, axis])})
     page["fields"] = shown
     colours = next((f["name"] for f in shown if f["kind"] == "rgb"), "z")
     classes = next((f["name"] for f in shown if f["kind"] == "class" and len(f["classes"]) > 1), colours)
     page["start"] = start or classes
-    page["notes"] = [*notes, *(f"{value} everywhere: {', '.join(names)}." for value, names in constant.items())]
+    same = [f"{value} everywhere: {', '.join(names)}." for value, names in constant.items()]
+    page["notes"] = [*notes, *same]
 
     packed = base64.b64encode(zlib.compress(bytes(columns.data), 6)).decode()
     folder = resources.files(__package__)
     text = (folder / "page.html").read_text(encoding="utf-8")
     # "<" would end the script element that the JSON stands in.
-    described = json.dumps(page, allow_nan=False).replace("<", "\\u003c")
+    shows = json.dumps(page, allow_nan=False).replace("<", "\\u003c")
     viewer = (folder / "viewer.min.js").read_text(encoding="utf-8")
-    for mark, value in (("@PAGE@", described), ("@DATA@", packed), ("@VIEWER@", viewer)):
+    for mark, value in (("@PAGE@", shows), ("@DATA@", packed), ("@VIEWER@", viewer)):
         before, found, after = text.partition(mark)
         assert found, mark
         text = before + value + after
@@ -156,7 +160,8 @@ def _field(
         legend = []
         for place, (number, count) in enumerate(zip(numbers.tolist(), counts.tolist())):
             name = (names or {}).get(number, f"class {number}")
-            legend.append({"value": number, "name": name, "count": count, "colour": class_colour(place, name)})
+            colour = class_colour(place, name)
+            legend.append({"value": number, "name": name, "count": count, "colour": colour})
         return {"kind": "class", "classes": legend, "values": columns.add(index.astype(np.uint8))}
     finite = values if values.dtype.kind in "iub" else values[np.isfinite(values)]
     base = float(finite.min()) if len(finite) else 0.0

@@ -34,7 +34,7 @@ const CUBES = {
     void main() {
       vec2 wide = fwidth(face);
       vec2 inside = smoothstep(vec2(0.0), 1.2 * wide, min(face, 1.0 - face));
-      float line = (1.0 - min(inside.x, inside.y)) * (1.0 - smoothstep(0.04, 0.2, max(wide.x, wide.y)));
+      float line = (1.0 - min(inside.x, inside.y)) * (1.0 - smoothstep(0.08, 0.35, max(wide.x, wide.y)));
       gl_FragColor = vec4(colour * (1.0 - 0.45 * line), 1.0);
     }`,
 };

@@ -1,0 +1,170 @@
+"""`mlxsparse view` from files to pages, and how it fails."""
+
+from __future__ import annotations
+
+import json
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxsparse.cli.main import main
+from mlxsparse.cli.view import fields_of, thin
+from mlxsparse.io.cloud import PointCloud
+from mlxsparse.io.las import write_las
+from mlxsparse.io.points import read_points
+from tests.data_paths import data_path
+from tests.viz.test_page import parts
+
+
+@pytest.fixture(autouse=True)
+def keep_device():
+    before = mx.default_device()
+    yield
+    mx.set_default_device(before)
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory):
+    """3,000 points of classes 2 and 6 with intensities."""
+    path = tmp_path_factory.mktemp("clouds") / "cloud.laz"
+    rng = np.random.default_rng(0)
+    fields = {
+        "classification": rng.choice([2, 6], 3000).astype(np.uint8),
+        "intensity": rng.integers(0, 500, 3000).astype(np.uint16),
+    }
+    write_las(path, rng.uniform(0, 10, (3000, 3)), fields, scale=0.001, offset=(0.0, 0.0, 0.0))
+    return path
+
+
+def run(*arguments):
+    return main([str(a) for a in arguments])
+
+
+def page_of(path):
+    return parts(path.read_text(encoding="utf-8"))
+
+
+def test_points(cloud, tmp_path, capsys):
+    out = tmp_path / "page.html"
+    assert run("view", cloud, "-o", out, "--names", "asprs") == 0
+    assert capsys.readouterr().out.startswith(f"wrote {out}: 3,000 points, ")
+    page, fields, positions = page_of(out)
+    source = read_points(cloud)
+    np.testing.assert_allclose(positions + np.array(page["centre"]), source.points, atol=1e-5)
+    np.testing.assert_array_equal(fields["intensity"], source.fields["intensity"])
+    legend = next(f for f in page["fields"] if f["kind"] == "class")["classes"]
+    assert {c["name"]: c["count"] for c in legend} == {
+        "ground": int((source.fields["classification"] == 2).sum()),
+        "building": int((source.fields["classification"] == 6).sum()),
+    }
+
+
+def test_voxels(cloud, tmp_path):
+    out = tmp_path / "page.html"
+    assert run("view", cloud, "-o", out, "--voxel", "2.5", "--color", "intensity") == 0
+    page, fields, positions = page_of(out)
+    source = read_points(cloud)
+    sites = np.floor((source.points - source.points.min(axis=0)) / 2.5).astype(int)
+    wanted, index, counts = np.unique(sites, axis=0, return_inverse=True, return_counts=True)
+    centres = (wanted + 0.5) * 2.5 + source.points.min(axis=0)
+    np.testing.assert_allclose(positions + np.array(page["centre"]), centres, atol=1e-5)
+    np.testing.assert_array_equal(fields["points in voxel"], counts)
+    mean = np.bincount(index.ravel(), source.fields["intensity"]) / counts
+    np.testing.assert_allclose(fields["intensity"], mean, rtol=1e-6)
+    six = np.bincount(index.ravel(), source.fields["classification"] == 6) / counts
+    np.testing.assert_array_equal(fields["classification"], six > 0.5)
+    assert page["start"] == "intensity" and page["notes"][0] == "Voxels of 2.5, from 3,000 points."
+
+
+def test_a_large_cloud_is_thinned_and_says_so(cloud, tmp_path, capsys):
+    out = tmp_path / "page.html"
+    assert run("view", cloud, "-o", out, "--max-points", "500") == 0
+    page, _, positions = page_of(out)
+    assert 400 <= page["count"] == len(positions) <= 500
+    assert page["notes"][0].startswith(f"Thinned: {page['count']} of 3,000 points, the first in each voxel")
+    assert page["notes"][0] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("limit", [1, 2, 10, 999, 1000])
+def test_thinning_keeps_first_points(limit):
+    points = np.random.default_rng(1).uniform(0, 5, (1000, 3))
+    rows, size = thin(points, limit)
+    assert 1 <= len(rows) <= limit and (np.diff(rows) > 0).all()
+    sites = np.floor((points - points.min(axis=0)) / size).astype(int)
+    np.testing.assert_array_equal(rows, np.sort(np.unique(sites, axis=0, return_index=True)[1]))
+
+
+def test_points_in_one_place_are_thinned_to_one():
+    assert thin(np.ones((50, 3)), 10)[0].tolist() == [0]
+
+
+def test_colours():
+    wide = {c: np.array([0, 65535], np.uint16) for c in ("red", "green", "blue")}
+    assert fields_of(PointCloud(np.zeros((2, 3)), wide))["colour"].tolist() == [[0] * 3, [255] * 3]
+    black = {c: np.zeros(2, np.uint16) for c in ("red", "green", "blue")}
+    assert "colour" not in fields_of(PointCloud(np.zeros((2, 3)), black))
+    shares = {c: np.array([0, 1.0], np.float32) for c in ("red", "green", "blue")}
+    assert fields_of(PointCloud(np.zeros((2, 3)), shares))["colour"].tolist() == [[0] * 3, [255] * 3]
+
+
+@pytest.mark.parametrize("name", ["pcl_office1_nan.pcd", "pcl_bunny_ascii.pcd", "open3dml_fragment_rgb.pcd"])
+def test_real_clouds(name, tmp_path):
+    out = tmp_path / "page.html"
+    assert run("view", data_path("clouds", name), "-o", out) == 0
+    page, fields, positions = page_of(out)
+    lost = ~np.isfinite(read_points(data_path("clouds", name)).points).all(axis=1)
+    assert np.isfinite(positions).all() and len(positions) == page["count"] == (~lost).sum()
+    assert any("without a finite position" in note for note in page["notes"]) == bool(lost.any())
+    assert ("colour" in fields) == (name != "pcl_bunny_ascii.pcd")
+
+
+def test_names(cloud, tmp_path):
+    file = tmp_path / "names.json"
+    file.write_text(json.dumps({"2": "soil", "6": "house"}))
+    for names in (file, "2=soil, 6=house", "a,b,soil,d,e,f,house"):
+        assert run("view", cloud, "-o", tmp_path / "page.html", "--names", names) == 0
+        page, _, _ = page_of(tmp_path / "page.html")
+        legend = next(f for f in page["fields"] if f["kind"] == "class")["classes"]
+        assert [c["name"] for c in legend] == ["soil", "house"]
+
+
+def test_data_errors_are_one_line_and_status_1(cloud, tmp_path, capsys):
+    cut = tmp_path / "cut.laz"
+    cut.write_bytes(cloud.read_bytes()[:5000])
+    empty = tmp_path / "none.laz"
+    write_las(empty, np.empty((0, 3)), {}, scale=0.001, offset=(0.0, 0.0, 0.0))
+    out = tmp_path / "page.html"
+    for arguments, word in (
+        ((cut, "-o", out), "cut.laz"),
+        ((empty, "-o", out), "no point with a finite position"),
+        ((empty, "-o", out, "--voxel", "1"), "no point with a finite position"),
+        ((tmp_path / "missing.laz", "-o", out), "missing.laz"),
+        ((cloud, "-o", tmp_path), "directory"),
+        ((cloud, "-o", tmp_path / "no" / "page.html"), "does not exist"),
+        ((cloud, "-o", out, "--color", "speed"), "no field 'speed'; it has x, y, z, intensity"),
+        ((cloud, "-o", out, "--classes", "speed"), "no field 'speed'"),
+        ((cloud, "-o", out, "--classes", "intensity"), "256 values"),
+        ((cloud, "-o", out, "--voxel", "0.1", "--max-points", "100"), "larger --voxel"),
+        ((cloud, "-o", out, "--voxel", "1e-12"), "voxel"),
+    ):
+        before = sorted(p.name for p in tmp_path.rglob("*"))
+        assert run("view", *arguments) == 1, arguments
+        error = capsys.readouterr().err
+        assert word in error and error.startswith("mlxsparse: error: ") and error.count("\n") == 1, error
+        assert sorted(p.name for p in tmp_path.rglob("*")) == before, "something half-written was left"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("a.laz",), ("-o", "b.html"), ("a.laz", "-o", "b.html", "--voxel", "0"),
+        ("a.laz", "-o", "b.html", "--voxel", "nan"), ("a.laz", "-o", "b.html", "--max-points", "0"),
+        ("a.laz", "-o", "b.html", "--names", "none.json"), ("a.laz", "-o", "b.html", "--names", "x=1"),
+    ],
+)  # fmt: skip
+def test_usage_errors_are_status_2(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run("view", *arguments)
+    assert stop.value.code == 2
+    assert "error:" in capsys.readouterr().err
