@@ -1,0 +1,38 @@
+"""The examples run as a user runs them, on small input, and do what they say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+SMALL = {
+    "classifier.py": ["--clouds", "60", "--steps", "60"],
+    "segmentation.py": ["--scenes", "2", "--epochs", "3", "--rings", "24", "--page", "street.html"],
+}
+SAYS = {
+    "first_steps.py": ["fine sites", "KernelMap(kernel=(3, 3, 3)", "at the points: (20000, 8) (20000, 8)"],
+    "classifier.py": ["accuracy on new clouds"],
+    "segmentation.py": ["epoch 2", "building", "wrote street.html"],
+    "custom_layer.py": ["slope by gradient", "refused:", "outer join"],
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example(name, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROOT / "examples" / name), *SMALL.get(name, [])]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr
+    for text in SAYS.get(name, []):
+        assert text in done.stdout, done.stdout
+    if name == "classifier.py":
+        share = done.stdout.split("accuracy on new clouds: ")[1].rstrip("%\n")
+        assert int(share) >= 50  # of five shapes; 20 is chance
+    if name == "segmentation.py":
+        assert (tmp_path / "street.html").stat().st_size > 500_000
