@@ -142,7 +142,7 @@ def strided() -> str:
         sheet.text(24 + 245 * i, 222, f"{y.num_active} outputs; {note}", SOFT, 12, "start")
     lines = (
         "Small squares: inputs. Large ones: outputs o, drawn over the fine cells s·o .. s·o + s − 1.",
-        "With K = s = 3, p = 1 output o reads 3o − 1 .. 3o + 1 on each axis: parents alone miss the cells 3o + 2.",
+        "With K = s = 3, p = 1 output o reads 3o − 1 .. 3o + 1 on each axis: parents alone miss 3o + 2.",
     )
     for i, line in enumerate(lines):
         sheet.text(24, 258 + 18 * i, line, SOFT, 12, "start")

@@ -64,7 +64,7 @@ def cloud_page(
     colours, else z. class_field: the field shown as classes; default the first of `CLASS_FIELDS` that is
     there. class_names: names of class numbers.
 
-    x, y and z are fields of every page. A field with one value throughout is named in a note instead,
+    x, y and z are fields of every page. A field with one value throughout is only named, with it,
     unless it is `start`. Raises PointCloudError for no points, an unknown `start` or `class_field`, and
     for a class field with other than whole numbers or more than 256 values.
     """
@@ -119,8 +119,8 @@ def cloud_page(
     colours = next((f["name"] for f in shown if f["kind"] == "rgb"), "z")
     classes = next((f["name"] for f in shown if f["kind"] == "class" and len(f["classes"]) > 1), colours)
     page["start"] = start or classes
-    same = [f"{value} everywhere: {', '.join(names)}." for value, names in constant.items()]
-    page["notes"] = [*notes, *same]
+    page["notes"] = list(notes)
+    page["constant"] = [f"{', '.join(names)} = {value}" for value, names in constant.items()]
 
     packed = base64.b64encode(zlib.compress(bytes(columns.data), 6)).decode()
     folder = resources.files(__package__)

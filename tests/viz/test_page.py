@@ -71,7 +71,7 @@ def test_fields_come_back(html):
     values = np.array([c["value"] for c in legend])[fields["label"].astype(int)]
     np.testing.assert_array_equal(values, FIELDS["label"])
     np.testing.assert_array_equal([c["count"] for c in legend], np.bincount(FIELDS["label"])[2:])
-    assert "user_data" not in fields and page["notes"] == ["Thinned.", "7 everywhere: user_data."]
+    assert "user_data" not in fields and page["notes"] == ["Thinned."] and page["constant"] == ["user_data = 7"]
     assert [f["name"] for f in page["fields"]][-3:] == ["x", "y", "z"] and page["start"] == "label"
 
 
@@ -91,7 +91,7 @@ def test_voxels_reach_half_an_edge_further():
 
 def test_one_point_and_no_spread():
     page, _, positions = parts(cloud_page(np.ones((1, 3)), {"a": np.ones(1)}, title="one"))
-    assert positions.tolist() == [[0, 0, 0]] and page["notes"] == ["1 everywhere: a."]
+    assert positions.tolist() == [[0, 0, 0]] and page["constant"] == ["a = 1"]
 
 
 def test_the_page_fetches_nothing(html):

@@ -194,6 +194,7 @@ export class Picture {
       away = Math.max(away, forward + Math.abs(corner.dot(above)) / (0.94 * up), forward + Math.abs(corner.dot(right)) / (0.94 * up * aspect));
     }
     this.reach = away;
+    away /= this.zoom || 1;
     this.camera.position.copy(middle).addScaledVector(direction, away);
     this.camera.lookAt(middle);
     if (this.controls) { this.controls.target.copy(middle); this.controls.update(); }

@@ -98,7 +98,10 @@ function controls(page, buffer) {
     }
     return row;
   }));
-  $("notes").append(...page.notes.map((text) => Object.assign(document.createElement("p"), { textContent: text })));
+  const paragraph = (text) => Object.assign(document.createElement("p"), { textContent: text });
+  $("notes").append(...page.notes.map(paragraph));
+  $("constant").append(...page.constant.map(paragraph));
+  $("constant").hidden = !page.constant.length;
   $("field").append(...page.fields.map((f) => new Option(f.label, f.name)));
   $("map").append(...Object.keys(MAPS).map((m) => new Option(m, m)));
   $("field").value = state.field;
@@ -167,6 +170,7 @@ function controls(page, buffer) {
   picture.controls.addEventListener("change", () => picture.draw());
   picture.resizePoints(state.size);
   if (state.light) { $("light").checked = true; picture.background(true); }
+  picture.zoom = Number(state.zoom) || 1;
   picture.look(state.view || "home");
   paint();
 }
