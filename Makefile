@@ -4,6 +4,7 @@
 #   make types           mypy
 #   make check-kernels   the Metal kernels, checked and run on the CPU (docs/kernels.md; needs clang-19 on Linux)
 #   make mac-report      GPU tests and timings of this machine, into mac-report.txt
+#   make docs            the documentation, into site/
 #   make demo            the example application; writes to out/
 #   make clean           removes the environment and build outputs
 # Variables: PYTHON (interpreter), VENV (environment folder), BACKEND (cpu, cuda12 or cuda13; Linux only),
@@ -27,7 +28,7 @@ INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check
 MAKE_VENV = $(PYTHON) -m venv $(VENV)
 endif
 
-.PHONY: test lint types check-kernels mac-report demo clean
+.PHONY: test lint types check-kernels mac-report docs demo clean
 .DELETE_ON_ERROR:
 
 test: $(VENV)/.installed-dev
@@ -45,14 +46,17 @@ check-kernels: $(VENV)/.installed-dev
 mac-report: $(VENV)/.installed-dev
 	$(PY) tools/device_report.py mac-report.txt
 
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
+
 demo: $(VENV)/.installed-app
 	$(VENV)/bin/mlxsparse demo -o out
 
 clean:
-	rm -rf $(VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist out site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # What is installed is stamped, and installed again when its description in pyproject.toml changes.
-$(VENV)/.installed-dev $(VENV)/.installed-app: $(VENV)/.installed-%: pyproject.toml $(VENV)/.made
+$(VENV)/.installed-dev $(VENV)/.installed-app $(VENV)/.installed-docs: $(VENV)/.installed-%: pyproject.toml $(VENV)/.made
 	$(INSTALL) -e ".[$*,$(BACKEND)]" $(if $(MLX),"$(MLX)")
 	@touch $@
 
