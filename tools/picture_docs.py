@@ -1,7 +1,7 @@
 """Pictures of pages for the documentation: `make demo`, then `python -m tools.picture_docs out`.
 
-Shows the labelled scene of a demo with `mlxsparse view`, as points and as voxels, in Chromium without a screen,
-and writes docs/images/labelled.png and docs/images/voxel-page.png.
+Shows the labelled scene of a demo with `mlxsparse view`, as points and as voxels, in Chromium without a
+screen, and writes docs/images/labelled.png and docs/images/voxel-page.png.
 """
 
 from __future__ import annotations
