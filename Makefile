@@ -4,7 +4,7 @@
 #   make types           mypy
 #   make check-kernels   the Metal kernels, checked and run on the CPU (docs/kernels.md; needs clang-19 on Linux)
 #   make mac-report      GPU tests and timings of this machine, into mac-report.txt
-#   make docs            the documentation, into site/
+#   make docs            the documentation, into site/ (searchable when served: python3 -m http.server -d site)
 #   make demo            the example application; writes to out/
 #   make clean           removes the environment and build outputs
 # Variables: PYTHON (interpreter), VENV (environment folder), BACKEND (cpu, cuda12 or cuda13; Linux only),

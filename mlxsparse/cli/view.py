@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     elif len(points) > options.max_points:
         kept, size = thin(points, options.max_points)
         share = f"{len(kept):,} of {len(points):,} points"
-        notes.insert(0, f"Thinned: {share}, the first in each voxel of {size:g}.")
+        notes.insert(0, f"Thinned: {share}, the first in each voxel of {size:.3g}.")
         points, fields = points[kept], {key: values[kept] for key, values in fields.items()}
     page = cloud_page(
         points, fields, title=name, notes=notes, voxel_size=edges, start=options.color,
