@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import mlx.core as mx
@@ -49,8 +51,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Read, thin or voxelize, write; the page appears whole or not at all."""
     check_output_file(options.output)
-    cloud = read_points(options.cloud)
-    name = Path(options.cloud).name
+    write_page(
+        read_points(options.cloud), options.output, voxel=options.voxel, color=options.color,
+        classes=options.classes, names=options.names, max_points=options.max_points,
+    )  # fmt: skip
+    return 0
+
+
+def write_page(
+    cloud: PointCloud,
+    path: str | os.PathLike[str],
+    *,
+    voxel: float | None = None,
+    color: str | None = None,
+    classes: str | None = None,
+    names: Mapping[int, str] | None = None,
+    max_points: int = MAX_POINTS,
+) -> None:
+    """Write the page of a cloud, and print what was left out and what was written.
+
+    voxel: edge of the voxels to draw instead of points. color, classes: names of fields, see
+    `cloud_page`. names: class number -> name. A cloud of more than max_points points is thinned.
+    Raises PointCloudError for unknown fields, no points, or more than max_points voxels.
+    """
     finite = np.isfinite(cloud.points).all(axis=1)
     points = cloud.points[finite]
     fields = {key: values[finite] for key, values in fields_of(cloud).items()}
@@ -58,33 +81,32 @@ def run(options: argparse.Namespace) -> int:
     if not finite.all():
         notes.append(f"{len(finite) - len(points):,} points without a finite position are left out.")
     edges = None
-    if options.voxel is not None:
-        voxels = _voxelize(points, options.voxel)
+    if voxel is not None:
+        voxels = _voxelize(points, voxel)
         count = voxels.tensor.num_active
-        if count > options.max_points:
+        if count > max_points:
             raise PointCloudError(
-                f"{options.cloud!r} has {count} voxels of {options.voxel:g}, more than --max-points "
-                f"{options.max_points}; use a larger --voxel, or raise --max-points"
+                f"{cloud.path!r} has {count} voxels of {voxel:g}, more than --max-points {max_points}; "
+                "use a larger --voxel, or raise --max-points"
             )
-        notes.insert(0, f"Voxels of {options.voxel:g}, from {len(points):,} points.")
-        points, fields = voxel_fields(voxels, fields, options.classes)
+        notes.insert(0, f"Voxels of {voxel:g}, from {len(points):,} points.")
+        points, fields = voxel_fields(voxels, fields, classes)
         edges = voxels.voxel_size
-    elif len(points) > options.max_points:
-        kept, size = thin(points, options.max_points)
+    elif len(points) > max_points:
+        kept, size = thin(points, max_points)
         share = f"{len(kept):,} of {len(points):,} points"
         notes.insert(0, f"Thinned: {share}, the first in each voxel of {size:.3g}.")
         points, fields = points[kept], {key: values[kept] for key, values in fields.items()}
     page = cloud_page(
-        points, fields, title=name, notes=notes, voxel_size=edges, start=options.color,
-        class_field=options.classes, class_names=options.names,
+        points, fields, title=Path(cloud.path).name, notes=notes, voxel_size=edges, start=color,
+        class_field=classes, class_names=names,
     ).encode()  # fmt: skip
-    with atomic_write(options.output) as stream:
+    with atomic_write(path) as stream:
         stream.write(page)
     for note in notes:
         print(note)
     kind = "points" if edges is None else "voxels"
-    print(f"wrote {options.output}: {len(points):,} {kind}, {len(page) / 1e6:.1f} MB")
-    return 0
+    print(f"wrote {os.fspath(path)}: {len(points):,} {kind}, {len(page) / 1e6:.1f} MB")
 
 
 def fields_of(cloud: PointCloud) -> dict[str, np.ndarray]:
@@ -92,7 +114,9 @@ def fields_of(cloud: PointCloud) -> dict[str, np.ndarray]:
     fields = {
         name: np.asarray(values)
         for name, values in cloud.fields.items()
-        if np.ndim(values) == 1 and np.asarray(values).dtype.kind in "fiub"
+        if name.lower() not in ("x", "y", "z")  # every page has them already
+        and np.ndim(values) == 1
+        and np.asarray(values).dtype.kind in "fiub"
     }
     channels = ("red", "green", "blue")
     if all(name in fields for name in channels):

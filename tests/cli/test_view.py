@@ -116,6 +116,7 @@ def test_real_clouds(name, tmp_path):
     lost = ~np.isfinite(read_points(data_path("clouds", name)).points).all(axis=1)
     assert np.isfinite(positions).all() and len(positions) == page["count"] == (~lost).sum()
     assert any("without a finite position" in note for note in page["notes"]) == bool(lost.any())
+    assert [f["name"] for f in page["fields"]].count("x") == 1
     assert ("colour" in fields) == (name != "pcl_bunny_ascii.pcd")
 
 
