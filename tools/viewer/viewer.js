@@ -20,7 +20,9 @@ function controls(page, buffer) {
   const array = (c) => new TYPES[c.type](buffer, c.at, c.length);
   const positions = array(page.positions);
   const picture = new Picture($("canvas"), page, positions);
-  const state = { field: page.start, map: "viridis", size: page.kind === "points" ? 2.5 : 1, hidden: new Set() };
+  // The fewer points, the larger: 2 to 8 pixels.
+  const pixels = Math.max(2, Math.min(8, 2.5 * (50000 / page.count) ** 0.25));
+  const state = { field: page.start, map: "viridis", size: page.kind === "points" ? pixels : 1, hidden: new Set() };
   for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
     if (name === "hide") value.split(",").forEach((v) => state.hidden.add(v));
     else if (name === "size") state.size = Number(value);
