@@ -24,7 +24,7 @@ def keep_device():
 
 
 def said(line: str) -> str | None:
-    """What a line `print(...)  # -> text` says that it prints."""
+    """What a line `print(...)  # -> text`, or a line `# -> text` below it, says that is printed."""
     return line.split("# -> ")[1] if "# -> " in line else None
 
 
