@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
+from mlxsparse.cli.main import parser
 from tools import draw_docs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,3 +67,23 @@ def test_every_image_is_used_and_there():
     text = "".join(path.read_text() for path in [*DOCS.rglob("*.md"), ROOT / "README.md"])
     used = set(re.findall(r"images/([\w.-]+)", text))
     assert used == {path.name for path in (DOCS / "images").iterdir()}
+
+
+SHELL = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
+COMMANDS = [
+    (path.name, line)
+    for path in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+    for block in SHELL.findall(path.read_text())
+    for line in block.splitlines()
+    if re.match(r"(\.venv/bin/)?mlxsparse ", line)
+]
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS)
+def test_commands_are_understood(page, line):
+    arguments = shlex.split(line, comments=True)[1:]
+    assert parser().parse_args(arguments).command == arguments[0]
+
+
+def test_there_are_commands():
+    assert len(COMMANDS) >= 7

@@ -110,7 +110,8 @@ def write_page(
 
 
 def fields_of(cloud: PointCloud) -> dict[str, np.ndarray]:
-    """Numeric fields (N,) of a cloud; red, green and blue, where not all 0, as "colour" uint8 (N, 3)."""
+    """Numeric fields (N,) of a cloud without x, y, z; classes as integers, even where the file has floats;
+    red, green and blue, where not all 0, as "colour" uint8 (N, 3)."""
     fields = {
         name: np.asarray(values)
         for name, values in cloud.fields.items()
@@ -118,6 +119,9 @@ def fields_of(cloud: PointCloud) -> dict[str, np.ndarray]:
         and np.ndim(values) == 1
         and np.asarray(values).dtype.kind in "fiub"
     }
+    for name, values in fields.items():  # some programs write every field as float
+        if name.lower() in CLASS_FIELDS and values.dtype.kind == "f" and np.all(np.mod(values, 1) == 0):
+            fields[name] = values.astype(np.int64)
     channels = ("red", "green", "blue")
     if all(name in fields for name in channels):
         colour = np.stack([fields.pop(name) for name in channels], axis=1)

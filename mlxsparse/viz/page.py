@@ -25,7 +25,8 @@ from .colours import class_colour
 
 #: Names of fields that hold a class of each point; compared in lower case.
 CLASS_FIELDS = (
-    "classification", "label", "class", "labels", "prediction", "truth", "semantic", "scalar_label",
+    "classification", "label", "class", "labels", "prediction", "truth", "semantic",
+    "scalar_label", "scalar_classification",
 )  # fmt: skip
 MAX_CLASSES = 256
 

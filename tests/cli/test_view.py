@@ -108,6 +108,12 @@ def test_colours():
     assert fields_of(PointCloud(np.zeros((2, 3)), shares))["colour"].tolist() == [[0] * 3, [255] * 3]
 
 
+def test_classes_written_as_floats():
+    fields = {"scalar_Classification": np.array([2.0, 6.0]), "label": np.array([0.5, np.nan])}
+    found = fields_of(PointCloud(np.zeros((2, 3)), fields))
+    assert found["scalar_Classification"].dtype == np.int64 and found["label"].dtype == np.float64
+
+
 @pytest.mark.parametrize("name", ["pcl_office1_nan.pcd", "pcl_bunny_ascii.pcd", "open3dml_fragment_rgb.pcd"])
 def test_real_clouds(name, tmp_path):
     out = tmp_path / "page.html"

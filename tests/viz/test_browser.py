@@ -99,6 +99,47 @@ def test_field_colours_size_and_view_change_the_picture(pages):
     assert count(seen[3], (0xF4, 0xF5, 0xF7)) > 10_000
 
 
+# Does what a user does, once the page is drawn, and notes what it then says.
+ACTIONS = """<script>
+const seen = [], $ = (id) => document.getElementById(id);
+const mouse = (kind, x, y) => $("canvas").dispatchEvent(
+  new PointerEvent(kind, {clientX: x, clientY: y, bubbles: true, pointerId: 1, button: 0}));
+const note = (name) => seen.push(name + ": " + $("shown").textContent);
+const waiting = setInterval(() => {
+  if (document.documentElement.dataset.ready !== "true") return;
+  clearInterval(waiting);
+  $("rows").querySelectorAll("input")[0].click(); note("one class");
+  $("all").click(); note("all");
+  $("all").click(); note("none");
+  $("all").click();
+  $("field").value = "height"; $("field").dispatchEvent(new Event("change")); note($("low").textContent);
+  document.querySelector("[data-view=top]").click();
+  requestAnimationFrame(() => requestAnimationFrame(() => {
+    const x = innerWidth / 2 + 138, y = innerHeight / 2;  // the middle, beside the panel
+    mouse("pointerdown", x, y); mouse("pointerup", x, y);
+    seen.push("values: " + $("tip").innerText.replace(/\\s+/g, " "));
+    mouse("pointerdown", innerWidth - 5, 5); mouse("pointerup", innerWidth - 5, 5);
+    seen.push("beside: " + $("tip").hidden);
+    document.body.dataset.seen = seen.join("; ");
+  }));
+}, 50);
+</script></body>"""
+
+
+def test_controls(pages):
+    acted = pages["points"].with_name("acted.html")
+    text = pages["points"].read_text(encoding="utf-8")
+    acted.write_text(text.replace("</body>", ACTIONS), encoding="utf-8")
+    seen = re.search(r'data-seen="([^"]*)"', browse(acted, "--dump-dom")).group(1).split("; ")
+    assert seen[:4] == [
+        "one class: 729 of 4,329 points shown", "all: 4,329 points shown",
+        "none: 0 of 4,329 points shown", "0: 4,329 points shown",
+    ]  # fmt: skip
+    # From above, the middle is the top of the block: class tree, height 9.
+    assert re.fullmatch(r"values: label tree height 9 x (29|30)\.0+ y (29|30)\.0+ z 9\.0+ ?", seen[4]), seen
+    assert seen[5] == "beside: true"
+
+
 def test_a_broken_page_says_so(pages):
     broken = pages["points"].with_name("broken.html")
     text = pages["points"].read_text(encoding="utf-8")
