@@ -173,7 +173,6 @@ class SparseTensor(tuple):
         return cls._make(leaves, None, manager)
 
     # ------------------------------------------------------------ leaves and identity
-
     @property
     def coords(self) -> mx.array:
         """(capacity, 4) int32 (batch, x, y, z)."""
@@ -380,13 +379,15 @@ def require_same_key(a: SparseTensor, b: SparseTensor, name: str) -> None:
 
 
 def _check_feats(feats: Any) -> mx.array:
-    if isinstance(feats, np.ndarray):
-        if feats.dtype not in _NUMPY_FLOATS:
-            raise DTypeError(f"feats must be float32, float16 or bfloat16, got numpy {feats.dtype}; convert")
-        feats = mx.array(np.ascontiguousarray(feats))
-    if not isinstance(feats, mx.array):
+    check_features(feats)
+    return mx.array(np.ascontiguousarray(feats)) if isinstance(feats, np.ndarray) else feats
+
+
+def check_features(feats: Any) -> Any:
+    """`feats`, an MLX or NumPy array (n, C) of a float type that we take."""
+    if not isinstance(feats, (mx.array, np.ndarray)):
         raise DTypeError(f"feats must be an mlx or numpy array (n, C), got {type(feats).__name__}")
-    if feats.dtype not in FLOATS:
+    if feats.dtype not in (_NUMPY_FLOATS if isinstance(feats, np.ndarray) else FLOATS):
         raise DTypeError(f"feats must be float32, float16 or bfloat16, got {feats.dtype}; use .astype")
     if feats.ndim != 2:
         raise ShapeError(f"feats must have shape (n, C), got {tuple(feats.shape)}")
@@ -395,5 +396,5 @@ def _check_feats(feats: Any) -> mx.array:
 
 def zero_padding(feats: mx.array, active_rows: mx.array) -> mx.array:
     """feats (capacity, C) with 0 in the rows from `active_rows` on, whatever they held."""
-    live = mx.arange(feats.shape[0]) < active_rows
-    return mx.where(live[:, None], feats, mx.zeros((), feats.dtype))
+    live = (mx.arange(feats.shape[0]) < active_rows)[:, None]
+    return mx.where(live, feats, mx.zeros((), feats.dtype))

@@ -93,7 +93,8 @@ def segment_sum(values: np.ndarray, ids: np.ndarray, share: np.ndarray | None, o
 
 def count(ids: np.ndarray, groups: int) -> np.ndarray:
     """How often each group occurs in ids, (groups,) int64; -1 is left out."""
-    total = np.zeros(groups, np.int64)
+    total = scratch(groups, np.int64)
+    total[:] = 0
     loops().count(ids, total)
     return total
 

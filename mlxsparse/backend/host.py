@@ -117,7 +117,7 @@ def clear_scratch() -> None:
 
 
 def to_mlx(v: np.ndarray) -> mx.array:
-    """An MLX array with the values of `v` (float32, int32 or bool), evaluated."""
+    """An MLX array with the values of `v` (float32, bool, or integers, which become int32), evaluated."""
     dtype = mx.float32 if v.dtype == np.float32 else mx.bool_ if v.dtype == bool else mx.int32
     if mx.default_device().type != mx.DeviceType.cpu:
         # Memory of a GPU may not be writable through a view: copied in.

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..backend import executor, fast
 from ..backend.autodiff import differentiable
-from ..backend.host import empty, scratch, view, view32
+from ..backend.host import empty, parallel, scratch, view, view32
 from ..errors import MLXSparseError
 from . import rows_kernel
 
@@ -44,18 +44,33 @@ class Segments:
     def _count(self) -> np.ndarray:
         return np.bincount(self.ids, minlength=self.num_groups)
 
+    def share(self, mode: str) -> np.ndarray | None:
+        """What "mean" multiplies each group's sum by, float64; None for "sum"."""
+        if mode == "sum":
+            return None
+        share = scratch(self.num_groups, np.float64)
+        np.maximum(self.counts, 1, out=share, casting="unsafe")
+        return np.divide(1.0, share, out=share)
+
     def sum(self, values: np.ndarray, out: np.ndarray, share: np.ndarray | None = None) -> None:
         """out[g] = share[g] * sum of the rows of group g: (n, C) float32 -> (num_groups, C) float32."""
         if fast.available():
             fast.segment_sum(values, self.group, share, out)
             return
         kept = values if self.kept is None else values[self.kept]
-        ids, weights = scratch(len(kept), np.int64), scratch(len(kept), np.float64)
+        ids, weights = scratch(len(kept), np.int64), scratch((2, len(kept)), np.float64)
         ids[:] = self.ids
-        for c in range(kept.shape[1]):
-            weights[:] = kept[:, c]
-            total = np.bincount(ids, weights=weights, minlength=self.num_groups)
-            out[:, c] = total if share is None else np.multiply(total, share, out=total)
+        # bincount holds Python's lock, so only the copies can share the work of two threads.
+        for c in range(0, kept.shape[1], 2):
+            pair = kept[:, c : c + 2]
+
+            def widen(i: int, pair: np.ndarray = pair) -> None:
+                weights[i] = pair[:, i]
+
+            parallel(widen, pair.shape[1], small=len(kept) < 100_000)
+            for i in range(pair.shape[1]):
+                total = np.bincount(ids, weights=weights[i], minlength=self.num_groups)
+                out[:, c + i] = total if share is None else np.multiply(total, share, out=total)
 
 
 def take_rows(x: mx.array, rows: np.ndarray, fill: float = 0.0) -> mx.array:
@@ -109,12 +124,19 @@ def put_rows(x: mx.array, rows: np.ndarray, size: int, fill: float = 0.0) -> mx.
     return differentiable("row scatter", forward, (gradient,), x)
 
 
-def segment_reduce(x: mx.array, segments: Segments, mode: str) -> mx.array:
+def segment_reduce(x: mx.array | np.ndarray, segments: Segments, mode: str) -> mx.array:
     """Reduce the rows of each group: (n, C) -> (num_groups, C); 0 for an empty group.
 
     mode: "mean", "sum", "max", "min", or "first" (lowest row). max and min give their gradient to
-    the first row that attains them.
+    the first row that attains them. A NumPy x is a constant, read where it lies if that is possible.
     """
+    if isinstance(x, np.ndarray):
+        x = np.ascontiguousarray(x)
+        if executor() == "host" and mode in ("mean", "sum") and x.dtype == np.float32:
+            out, y = empty((segments.num_groups, x.shape[1]), mx.float32)
+            segments.sum(x, y, segments.share(mode))
+            return out
+        x = mx.array(x)
     if executor() == "kernel":
         return rows_kernel.segment_reduce(x, segments.group, segments.num_groups, mode)
     if mode in ("mean", "sum"):
@@ -166,7 +188,7 @@ def _segment_winner(values: np.ndarray, segments: Segments, mode: str) -> np.nda
 
 def _segment_sum(x: mx.array, segments: Segments, mode: str) -> mx.array:
     dtype = x.dtype
-    share = 1.0 / np.maximum(segments.counts, 1) if mode == "mean" else None
+    share = segments.share(mode)
 
     def forward(x: mx.array) -> mx.array:
         out, y = empty((segments.num_groups, x.shape[1]), mx.float32)

@@ -20,7 +20,7 @@ from ..engine.quantise import merge, place_in_group, quantise
 from ..engine.rows import Segments, segment_reduce, take_rows
 from ..engine.sorting import columns_of
 from ..errors import CoordinateRangeError, DTypeError, MLXSparseError, ShapeError
-from ..tensor import SparseTensor, _check_feats
+from ..tensor import SparseTensor, _check_feats, check_features
 
 REDUCTIONS = ("mean", "sum", "max", "min", "first")
 
@@ -191,7 +191,7 @@ def voxelize(
             raise MLXSparseError(f"{name} must be at least 1, got {value}")
     if reduce not in REDUCTIONS:
         raise MLXSparseError(f"reduce must be one of {REDUCTIONS}, got {reduce!r}")
-    values = mx.array((xyz - start).astype(np.float32)) if feats is None else _check_feats(feats)
+    values = (xyz - start).astype(np.float32) if feats is None else check_features(feats)
     if values.shape[0] != len(xyz):
         raise ShapeError(f"feats has {values.shape[0]} rows for {len(xyz)} points")
 
@@ -217,7 +217,7 @@ def voxelize(
     return Voxels(
         tensor,
         host.to_mlx(full),
-        host.to_mlx(segments.counts.astype(np.int32)),
+        host.to_mlx(segments.counts),
         (float(start[0]), float(start[1]), float(start[2])),
         (float(size[0]), float(size[1]), float(size[2])),
     )
