@@ -146,7 +146,13 @@ def count_groups(both: np.ndarray, row_bits: int) -> int:
 
 @njit(nogil=True, cache=True)
 def number_groups(
-    both: np.ndarray, row_bits: int, group: int, distinct: np.ndarray, numbers: np.ndarray, first: np.ndarray
+    both: np.ndarray,
+    row_bits: int,
+    group: int,
+    distinct: np.ndarray,
+    numbers: np.ndarray,
+    first: np.ndarray,
+    counts: np.ndarray,
 ) -> None:
     """Number the runs of equal keys from `group` on."""
     shift, mask = np.uint64(row_bits), np.uint64((1 << row_bits) - 1)
@@ -157,7 +163,9 @@ def number_groups(
             group += 1
             distinct[group] = key
             first[group] = row
+            counts[group] = 0
         numbers[row] = group
+        counts[group] += 1
 
 
 @njit(nogil=True, cache=True)

@@ -120,8 +120,8 @@ def sort_keys(key: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray] | Non
     return order, ranked
 
 
-def group_keys(key: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Distinct keys below 2**bits in order, group of each position (int32), lowest position of each group.
+def group_keys(key: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
+    """Distinct keys below 2**bits in order, group of each position (int32), first position and size of each.
 
     None where key and position do not share 64 bits.
     """
@@ -136,13 +136,14 @@ def group_keys(key: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.n
 
     parallel(measure, 2, small=len(key) < SMALL)
     total = sum(groups)
-    distinct, first, numbers = scratch(total, np.int64), scratch(total, np.int64), scratch(len(key), np.int32)
-    parallel(
-        lambda i: loops().number_groups(parts[i], row_bits, i * groups[0], distinct, numbers, first),
-        2,
-        small=len(key) < SMALL,
-    )
-    return distinct, numbers, first
+    distinct, first, counts = (scratch(total, np.int64) for _ in range(3))
+    numbers = scratch(len(key), np.int32)
+
+    def number(i: int) -> None:
+        loops().number_groups(parts[i], row_bits, i * groups[0], distinct, numbers, first, counts)
+
+    parallel(number, 2, small=len(key) < SMALL)
+    return distinct, numbers, first, counts
 
 
 def _sort_pairs(key: np.ndarray, bits: int) -> tuple[list[np.ndarray], int] | None:

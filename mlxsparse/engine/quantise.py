@@ -66,18 +66,18 @@ def _cells(xyz: np.ndarray, kind: type, origin: np.ndarray, size: np.ndarray) ->
     return cells, float(np.abs(reach).max()) if chunks else 0.0
 
 
-def merge(columns: Columns, max_sites: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct sites (u, 4) and the site of each position (n,) int32.
+def merge(columns: Columns, max_sites: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Distinct sites (u, 4), the site of each position (n,) int32, and the positions of each (u,) int64.
 
     With `max_sites` only the sites that are met first stay; positions of the others get -1.
     """
-    sites, numbers, first = group(columns)
+    sites, numbers, first, counts = group(columns)
     if max_sites is None or len(sites) <= max_sites:
-        return sites, numbers
+        return sites, numbers, counts
     kept = np.sort(np.argsort(first, kind="stable")[:max_sites])
     renumber = np.full(len(sites), -1, np.int32)
     renumber[kept] = np.arange(max_sites, dtype=np.int32)
-    return sites[kept], renumber[numbers]
+    return sites[kept], renumber[numbers], counts[kept]
 
 
 def place_in_group(numbers: np.ndarray, num_groups: int) -> np.ndarray:

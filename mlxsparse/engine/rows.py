@@ -25,11 +25,14 @@ class Segments:
     Sums run over the items in their given order, in float64, so they depend on nothing else.
     """
 
-    def __init__(self, group: np.ndarray, num_groups: int):
-        _check(group, num_groups)
+    def __init__(self, group: np.ndarray, num_groups: int, counts: np.ndarray | None = None):
+        """counts (num_groups,) int64 of each group, where the caller has them and vouches for `group`."""
         self.group = group
         self.num_groups = num_groups
-        self.counts = fast.count(group, num_groups) if fast.available() else self._count()
+        if counts is None:
+            _check(group, num_groups)
+            counts = fast.count(group, num_groups) if fast.available() else self._count()
+        self.counts = counts
 
     @cached_property
     def kept(self) -> np.ndarray | None:

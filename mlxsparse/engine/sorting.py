@@ -208,6 +208,7 @@ class Groups(NamedTuple):
     sites: np.ndarray  # (u, 4) int32 distinct, sorted; int64 where int32 does not hold them
     numbers: np.ndarray  # (n,) int32 group of each position
     first: np.ndarray  # (u,) int64 lowest position of each group
+    counts: np.ndarray  # (u,) int64 positions of each group
 
 
 def group(columns: Columns) -> Groups:
@@ -217,23 +218,22 @@ def group(columns: Columns) -> Groups:
         key, layout = packed
         compiled = None if is_sorted(key) else fast.group_keys(key, sum(layout.bits))
         if compiled is not None:
-            distinct, numbers, first = compiled
-            return Groups(unpack(distinct, layout), numbers, first)
+            return Groups(unpack(compiled[0], layout), *compiled[1:])
     runs = group_runs(columns)
     order, starts = runs.order, runs.starts
     numbers = scratch(n, np.int32)
-    lengths = np.diff(starts, append=n)
+    counts = np.diff(starts, append=n)
     # In two halves of the groups, a thread each.
     half = len(starts) // 2
 
     def number(i: int) -> None:
         low, high = (half, len(starts)) if i else (0, half)
-        mine = np.repeat(np.arange(low, high, dtype=np.int32), lengths[low:high])
+        mine = np.repeat(np.arange(low, high, dtype=np.int32), counts[low:high])
         here = slice(starts[low] if low < len(starts) else n, n if high == len(starts) else starts[high])
         numbers[here if order is None else order[here]] = mine
 
     parallel(number, 2, small=n < SPLIT)
-    return Groups(runs.sites, numbers, starts if order is None else order.take(starts))
+    return Groups(runs.sites, numbers, starts if order is None else order.take(starts), counts)
 
 
 class Runs(NamedTuple):

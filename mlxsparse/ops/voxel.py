@@ -203,15 +203,15 @@ def voxelize(
         raise CoordinateRangeError(f"batch has number {int(items.max())}, but batch_size={batch_size}")
     if items is None:
         items = np.zeros(len(xyz), np.int32)
-    sites, number = merge([items if valid is None else items[valid], *cells], max_voxels)
+    sites, number, counts = merge([items if valid is None else items[valid], *cells], max_voxels)
     full = number
     if valid is not None:
         full = np.full(len(xyz), -1, np.int32)
         full[valid] = number
-    used = full
+    segments = Segments(full, len(sites), counts)
     if max_points is not None:
         used = np.where(place_in_group(full, len(sites)) < max_points, full, np.int32(-1))
-    segments = Segments(used, len(sites))
+        segments = Segments(used, len(sites))
     key = (manager or default_manager()).created(sites, 1, batch_size)
     tensor = SparseTensor._of(key, segment_reduce(values, segments, reduce))
     return Voxels(
@@ -242,11 +242,11 @@ def coalesce(
     rows = host.view(check_coordinates(coords))
     if len(rows) != values.shape[0]:
         raise ShapeError(f"coords has {len(rows)} rows, feats has {values.shape[0]}; they must agree")
-    sites, number = merge(columns_of(rows))
+    sites, number, counts = merge(columns_of(rows))
     manager = manager or default_manager()
     # insert checks the range and the batch numbers, as for any tensor.
     key = manager.insert(sites.astype(np.int32), stride, batch_size=batch_size)
-    return SparseTensor._of(key, segment_reduce(values, Segments(number, len(sites)), reduce))
+    return SparseTensor._of(key, segment_reduce(values, Segments(number, len(sites), counts), reduce))
 
 
 # ---------------------------------------------------------------- parts
