@@ -1,4 +1,4 @@
-"""Point-cloud files: LAS, LAZ, COPC and PCD."""
+"""Point-cloud files: LAS, LAZ, COPC, PCD, PLY, KITTI and nuScenes .bin, NumPy, text."""
 
 from .cloud import PointCloud
 from .points import read_points, write_labels

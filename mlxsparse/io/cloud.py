@@ -15,8 +15,13 @@ import numpy as np
 
 from ..errors import PointCloudError
 
-#: File-name extensions and the content that each promises.
-EXTENSIONS = {".las": "las", ".laz": "laz", ".pcd": "pcd"}
+#: File-name extensions and the content that each promises. "bin" is KITTI's or nuScenes' table of float32.
+EXTENSIONS = {".las": "las", ".laz": "laz", ".pcd": "pcd", ".ply": "ply", ".bin": "bin", ".npy": "npy",
+              ".npz": "npz", ".xyz": "text", ".txt": "text", ".csv": "text", ".asc": "text", ".pts": "text"}
+#: What each format is called in messages.
+NAMES = {"las": "LAS", "laz": "LAZ (compressed LAS)", "pcd": "PCD", "ply": "PLY", "kitti": "KITTI .bin",
+         "nuscenes": "nuScenes .bin", "bin": "KITTI or nuScenes .bin", "npy": "NumPy .npy",
+         "npz": "NumPy .npz", "text": "text of x y z", "label": "SemanticKITTI .label"}
 
 
 @dataclass
@@ -27,7 +32,8 @@ class PointCloud:
     fields: name -> array of length N, in the file's own types: `intensity`, `classification`,
         `return_number`, `number_of_returns`, `red`, `green`, `blue`, ... whatever the file has.
     source: what the format needs to write the file again; opaque.
-    path: where it was read. format: "las", "laz" or "pcd".
+    path: where it was read. format: a key of `NAMES`.
+    details: what else the file says about itself, in words: version, encoding, scale, offset, CRS.
     """
 
     points: np.ndarray
@@ -35,6 +41,7 @@ class PointCloud:
     source: Any = None
     path: str = ""
     format: str = ""
+    details: dict[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.points)
@@ -47,6 +54,37 @@ def optional_library(name: str, what: str) -> Any:
     except ImportError as error:
         raise PointCloudError(f"{what} needs the library {name!r}, which is not installed; "
                               "install it with: pip install 'mlxsparse[io]'") from error
+
+
+def column_names(table: np.ndarray) -> list[str]:
+    """Names for the columns of a nameless table (N, C >= 3), x y z first.
+
+    A fourth of four is intensity; three whole-numbered ones from 0 to 255 are red, green, blue, and one after
+    them is alpha, one before them intensity; the others are column_4, column_5, ...
+    """
+    extra = table.shape[1] - 3
+    names = [f"column_{i + 4}" for i in range(extra)]
+    whole = [bool(np.all((c >= 0) & (c <= 255) & (c == np.floor(c)))) for c in table[:, 3:].T]
+    colour = ["red", "green", "blue"]
+    if extra == 1:
+        names = ["intensity"]
+    elif extra in (3, 4) and all(whole[:3]):
+        names = [*colour, "alpha"][:extra]
+    elif extra == 4 and all(whole[1:]):
+        names = ["intensity", *colour]
+    return ["x", "y", "z", *names]
+
+
+def structured(cloud: PointCloud, labels: np.ndarray) -> np.ndarray:
+    """Table (N,) of x, y, z (float64 unless the cloud has such fields), one-column fields, `label`."""
+    columns = {axis: cloud.fields.get(axis, cloud.points[:, i]) for i, axis in enumerate("xyz")}
+    columns.update({name: v for name, v in cloud.fields.items()
+                    if v.ndim == 1 and name not in "xyz" and v.dtype.kind in "iufb"})
+    columns["label"] = labels.astype(np.int32)
+    table = np.empty(len(cloud), [(name, np.asarray(v).dtype) for name, v in columns.items()])
+    for name, values in columns.items():
+        table[name] = values
+    return table
 
 
 def check_labels(labels: np.ndarray, count: int) -> np.ndarray:

@@ -43,13 +43,31 @@ def read_las(path: str | os.PathLike[str]) -> PointCloud:
         points = np.ascontiguousarray(data.xyz, dtype=np.float64).reshape(-1, 3)
         names = [name for name in data.point_format.dimension_names if name not in ("X", "Y", "Z")]
         fields = {name: np.array(data[name]) for name in names}
+        details = _details(data.header)
     except PointCloudError as error:
         raise PointCloudError(f"{path!r}: {error}") from error
     except Exception as error:  # laspy and lazrs raise many types on damaged bytes
         kind = type(error).__name__
         raise PointCloudError(f"{path!r} is damaged or ends early: {kind}: {error}") from error
     kind = "laz" if data.header.are_points_compressed else "las"
-    return PointCloud(points, fields, source=data, path=path, format=kind)
+    return PointCloud(points, fields, source=data, path=path, format=kind, details=details)
+
+
+def _details(header: Any) -> dict[str, str]:
+    """Version, scale, offset and coordinate reference system, in words."""
+    users = {record.user_id: record for record in [*header.vlrs, *(header.evlrs or [])]}
+    details = {
+        "version": f"{header.version}, point format {header.point_format.id}{', COPC' * ('copc' in users)}",
+        "scale": " ".join(f"{value:g}" for value in header.scales),
+        "offset": " ".join(f"{value + 0.0:.10g}" for value in header.offsets),
+        "written by": str(header.generating_software).strip("\0 ") or "-",
+    }
+    if "LASF_Projection" in users:
+        texts = [str(getattr(r, "string", "") or " ".join(getattr(r, "strings", [])) or "")
+                 for r in header.vlrs if r.user_id == "LASF_Projection"]
+        words = " ".join(" ".join(texts).replace("\0", " ").split())
+        details["CRS"] = (words[:100] + "..." if len(words) > 100 else words) or "given by GeoTIFF keys"
+    return details
 
 
 def _check_complete(stream: BinaryIO) -> None:

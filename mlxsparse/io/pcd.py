@@ -58,7 +58,8 @@ def read_pcd(path: str | os.PathLike[str]) -> PointCloud:
         if axis not in source.names or data[axis].ndim != 1:
             raise PointCloudError(f"{path!r} has no field {axis!r}; its fields are {', '.join(source.names)}")
     points = np.stack([data[axis].astype(np.float64) for axis in "xyz"], axis=1)
-    return PointCloud(points, _fields(source), source=source, path=path, format="pcd")
+    return PointCloud(points, _fields(source), source=source, path=path, format="pcd",
+                      details={"encoding": source.encoding})
 
 
 def write_pcd_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[str]) -> None:

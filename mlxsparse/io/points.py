@@ -8,31 +8,46 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import PointCloudError
-from . import las, pcd
-from .cloud import EXTENSIONS, PointCloud, check_labels
+from . import arrays, las, pcd, ply, raw, text
+from .cloud import EXTENSIONS, NAMES, PointCloud, check_labels
 
-__all__ = ["PointCloud", "read_points", "sniff_format", "write_labels"]
+__all__ = ["PointCloud", "output_format", "read_points", "sniff_format", "write_labels"]
 
 _PCD_HEADER = re.compile(rb"^(VERSION|FIELDS|COLUMNS)[ \t]", re.MULTILINE)
-_NAMES = {"las": "LAS", "laz": "LAZ (compressed LAS)", "pcd": "PCD"}
+_READERS: dict[str, Callable[[str], PointCloud]] = {
+    "las": las.read_las, "laz": las.read_las, "pcd": pcd.read_pcd, "ply": ply.read_ply, "bin": raw.read_bin,
+    "npy": arrays.read_npy, "npz": arrays.read_npz, "text": text.read_text,
+}  # fmt: skip
 
 
 def sniff_format(head: bytes) -> str | None:
-    """The format "las", "laz" or "pcd" by the first bytes of a file (4096 are plenty), else None."""
+    """The format ("las", "laz", "pcd", "ply", "npy", "npz", "text") by a file's first 4096 bytes, else None.
+
+    KITTI's and nuScenes' .bin have nothing to tell them by.
+    """
     if head.startswith(b"LASF"):
         # The two high bits of the point format id mark LASzip compression.
         return "laz" if len(head) > 104 and head[104] & 0xC0 else "las"
+    if re.match(rb"ply\s", head):
+        return "ply"
+    if head.startswith(b"\x93NUMPY"):
+        return "npy"
+    if head.startswith(b"PK\x03\x04"):
+        return "npz"
     match = _PCD_HEADER.search(head)
-    return "pcd" if match and b"\0" not in head[: match.start()] else None
+    if match and b"\0" not in head[: match.start()]:
+        return "pcd"
+    return "text" if text.looks_like_text(head) else None
 
 
 def read_points(path: str | os.PathLike[str]) -> PointCloud:
-    """Read a LAS, LAZ (COPC included) or PCD file (ascii, binary, binary_compressed).
+    """Read LAS, LAZ (COPC included), PCD, PLY, KITTI and nuScenes .bin, .npy, .npz, or text of x y z.
 
     Returns a PointCloud with points float64 (N, 3) in the file's units and every other per-point field.
     Raises PointCloudError when the file is missing, a directory, empty, truncated, of an unknown format,
@@ -44,38 +59,63 @@ def read_points(path: str | os.PathLike[str]) -> PointCloud:
         raise PointCloudError(f"{path!r} is empty (0 bytes)")
     kind = sniff_format(head)
     extension = Path(path).suffix.lower()
-    if kind is None:
-        raise PointCloudError(f"{path!r}: the content is none of LAS, LAZ, PCD, the formats read here")
     promised = EXTENSIONS.get(extension)
+    if kind is None and promised == "bin":
+        kind = "bin"
+    if kind is None:
+        raise PointCloudError(f"{path!r}: the content is none of LAS, LAZ, PCD, PLY, .npy, .npz or rows of "
+                              "x y z; KITTI and nuScenes files are told by the extension .bin")
     if promised is not None and promised != kind:
-        raise PointCloudError(f"{path!r}: the extension {extension} says {_NAMES[promised]}, the content is "
-                              f"{_NAMES[kind]}; rename the file if the content is what you meant")
-    return pcd.read_pcd(path) if kind == "pcd" else las.read_las(path)
+        raise PointCloudError(f"{path!r}: the extension {extension} says {NAMES[promised]}, the content is "
+                              f"{NAMES[kind]}; rename the file if the content is what you meant")
+    return _READERS[kind](path)
+
+
+def output_format(source: str, path: str | os.PathLike[str]) -> str:
+    """The format in which labels for a cloud of format `source` are written to `path`, by its extension.
+
+    PointCloudError where the extension is unknown or of a format that the cloud does not have: a cloud keeps
+    its format, or becomes .ply or .npy, or leaves its labels alone in a .label.
+    """
+    path = os.fspath(path)
+    extension = Path(path).suffix.lower()
+    wanted = {".label": "label", "": source}.get(extension) or EXTENSIONS.get(extension)
+    if source not in NAMES:
+        raise PointCloudError("cloud was not made by read_points, so there is no file to write again; "
+                              "mlxsparse.io.las.write_las writes new files")
+    if wanted is None:
+        known = ", ".join([*EXTENSIONS, ".label"])
+        raise PointCloudError(f"the output {path!r} has an extension that says no format; known are {known}")
+    wanted = "bin" if wanted in ("kitti", "nuscenes") else wanted
+    same = wanted == source or {wanted, source} <= {"las", "laz"}
+    if wanted in ("ply", "npy", "label") or (same and wanted != "bin"):
+        return wanted
+    if wanted == "bin":
+        raise PointCloudError(f"the output {path!r}: a .bin has no room for a class; name a .label (one uint32"
+                              " a point), .ply or .npy file")
+    raise PointCloudError(f"path {path!r} ends in {extension}, but the cloud was read from {NAMES[source]}; "
+                          "write_labels keeps the format, or writes .ply, .npy or .label")
 
 
 def write_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[str]) -> None:
     """Write `cloud` to `path` with `labels`, integers (N,), and everything else as it was read.
 
     LAS and LAZ: `classification` is replaced; points, scales, offsets, CRS records and all fields are kept;
-    the extension .las or .laz chooses compression, any other extension keeps the source's. A COPC file comes
-    out as plain LAZ. PCD: a `label` field is added (or replaced), the encoding is kept.
+    the extension .las or .laz chooses compression, a name without one keeps it. A COPC file comes out as plain LAZ. PCD, PLY, npz, text: a
+    `label` field is added (or replaced), the encoding is kept. Any cloud can go to .ply and .npy (its fields
+    and `label`), or its labels alone to .label, which is what a .bin needs.
     The file appears whole or not at all. Raises PointCloudError for labels of another length or type, labels
     the format cannot hold, an extension of another format, or a cloud that was not read from a file.
     """
     path = os.fspath(path)
     labels = check_labels(labels, len(cloud))
-    extension = Path(path).suffix.lower()
-    promised = EXTENSIONS.get(extension, cloud.format)
-    if cloud.source is None or cloud.format not in _NAMES:
-        raise PointCloudError("cloud was not made by read_points, so there is no file to write again; "
-                              "mlxsparse.io.las.write_las writes new files")
-    if (promised == "pcd") != (cloud.format == "pcd"):
-        raise PointCloudError(f"path {path!r} ends in {extension}, but the cloud was read from "
-                              f"{_NAMES[cloud.format]}; write_labels keeps the format")
-    if cloud.format == "pcd":
-        pcd.write_pcd_labels(cloud, labels, path)
-    else:
-        las.write_las_labels(cloud, labels, path, compress=promised == "laz")
+    kind = output_format(cloud.format if cloud.source is not None else "", path)
+    if kind in ("las", "laz"):
+        las.write_las_labels(cloud, labels, path, compress=kind == "laz")
+        return
+    write = {"pcd": pcd.write_pcd_labels, "ply": ply.write_ply_labels, "npy": arrays.write_npy_labels,
+             "npz": arrays.write_npz_labels, "text": text.write_text_labels, "label": raw.write_label_file}
+    write[kind](cloud, labels, path)
 
 
 def _read_head(path: str) -> bytes:

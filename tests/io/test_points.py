@@ -185,8 +185,8 @@ def test_extension_that_contradicts_the_content(source, name, words, tmp_path):
     with pytest.raises(PointCloudError, match="extension") as caught:
         read_points(path)
     assert all(word in str(caught.value) for word in words)
-    path.rename(tmp_path / "unnamed.bin")
-    assert len(read_points(tmp_path / "unnamed.bin"))
+    path.rename(tmp_path / "unnamed.data")
+    assert len(read_points(tmp_path / "unnamed.data"))
 
 
 def test_damaged_real_files_raise_point_cloud_errors(tmp_path):

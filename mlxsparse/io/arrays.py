@@ -1,0 +1,90 @@
+"""NumPy files: a table of points (.npy), or several arrays of one length (.npz)."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from typing import Any
+
+import numpy as np
+
+from ..errors import PointCloudError
+from .cloud import PointCloud, atomic_write, check_labels, column_names, structured
+
+#: Names under which an .npz keeps its points, best first.
+_POINTS = ("points", "xyz", "pc", "coord", "coords", "positions")
+
+
+def read_npy(path: str | os.PathLike[str]) -> PointCloud:
+    """Read a .npy: a plain table (N, C >= 3), x y z first, or a structured one with fields x, y, z."""
+    path = os.fspath(path)
+    array = _load(path)
+    points, fields = _table(array, path)
+    words = f"{array.dtype.base if array.dtype.names is None else 'structured'}, shape {array.shape}"
+    return PointCloud(points, fields, source=array, path=path, format="npy", details={"array": words})
+
+
+def read_npz(path: str | os.PathLike[str]) -> PointCloud:
+    """Read an .npz: the points are the array `points`, `xyz`, `pc`, `coord`, or the only table (N, C >= 3).
+
+    Other arrays of N values become fields; `labels` is called `label`.
+    """
+    path = os.fspath(path)
+    arrays: dict[str, np.ndarray] = _load(path)
+    tables = [name for name, a in arrays.items() if a.ndim == 2 and a.shape[1] >= 3 and a.dtype.kind in "iuf"]
+    named = [name for name in _POINTS if name in tables]
+    if not named and len(tables) != 1:
+        shapes = ", ".join(f"{name} {a.shape}" for name, a in arrays.items())
+        raise PointCloudError(f"{path!r} has no array that is surely the points: name one "
+                              f"{' or '.join(_POINTS)} (N, 3); it has {shapes or 'no arrays'}")
+    key = (named or tables)[0]
+    points, fields = _table(arrays[key], path)
+    for name, values in arrays.items():
+        if name != key and values.shape == (len(points),) and values.dtype.kind in "iuf":
+            fields["label" if name == "labels" else name] = values
+    return PointCloud(points, fields, source=arrays, path=path, format="npz",
+                      details={"arrays": ", ".join(f"{n} {a.dtype} {a.shape}" for n, a in arrays.items())})
+
+
+def write_npy_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[str]) -> None:
+    """Write any cloud as a structured .npy: x, y, z, its one-column fields, and `label` (int32)."""
+    labels = check_labels(labels, len(cloud))
+    with atomic_write(path) as stream:
+        np.save(stream, structured(cloud, labels), allow_pickle=False)
+
+
+def write_npz_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[str]) -> None:
+    """Write a cloud of `read_npz` again, every array as it was, with the array `label` (int32)."""
+    labels = check_labels(labels, len(cloud))
+    arrays = {name: values for name, values in cloud.source.items() if name not in ("label", "labels")}
+    with atomic_write(path) as stream:
+        np.savez_compressed(stream, **arrays, label=labels.astype(np.int32))
+
+
+def _load(path: str) -> Any:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        with loaded:
+            return {name: loaded[name] for name in loaded.files}
+    except (OSError, ValueError, EOFError, MemoryError, KeyError, zipfile.BadZipFile) as error:
+        raise PointCloudError(f"{path!r} is damaged, ends early, or holds Python objects: {error}") from error
+    except Exception as error:  # zlib.error and what else damaged archives raise
+        raise PointCloudError(f"{path!r} is damaged: {type(error).__name__}: {error}") from error
+
+
+def _table(array: np.ndarray, path: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    names = array.dtype.names
+    if names is not None and array.ndim == 1:
+        missing = [axis for axis in "xyz" if axis not in names]
+        if missing:
+            raise PointCloudError(f"{path!r} has no field {missing[0]!r}; its fields are {', '.join(names)}")
+        fields = {name: np.ascontiguousarray(array[name]) for name in names}
+    elif names is None and array.ndim == 2 and array.shape[1] >= 3 and array.dtype.kind in "iuf":
+        fields = {name: np.ascontiguousarray(c) for name, c in zip(column_names(array), array.T)}
+    else:
+        raise PointCloudError(f"{path!r} holds an array of {array.dtype}, shape {array.shape}; points are "
+                              "numbers of shape (N, 3) or more columns, or a structured array with x, y, z")
+    points = np.stack([fields[axis].astype(np.float64) for axis in "xyz"], axis=1)
+    return points, fields

@@ -1,0 +1,115 @@
+"""PLY files, ascii and binary of either byte order, through plyfile.
+
+Everything that is not the label is kept: properties and their types, other elements such as faces, comments,
+byte order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import PointCloudError
+from .cloud import PointCloud, atomic_write, check_labels, optional_library, structured
+
+
+def _plyfile() -> Any:
+    return optional_library("plyfile", "a PLY file")
+
+
+def read_ply(path: str | os.PathLike[str]) -> PointCloud:
+    """Read a PLY file: the element `vertex` with x, y, z; its other one-value properties become fields."""
+    plyfile = _plyfile()
+    path = os.fspath(path)
+    try:
+        data = plyfile.PlyData.read(path, mmap=False)
+    except (plyfile.PlyParseError, ValueError, EOFError, MemoryError, OSError) as error:
+        raise PointCloudError(f"{path!r} is damaged or ends early: {error}") from error
+    if "vertex" not in data:
+        raise PointCloudError(f"{path!r} has no element 'vertex'; it has "
+                              f"{', '.join(e.name for e in data.elements) or 'none'}")
+    table = data["vertex"].data
+    for axis in "xyz":
+        if axis not in (table.dtype.names or ()) or table.dtype[axis].kind not in "iuf":
+            raise PointCloudError(f"{path!r} has no property {axis!r}; its vertices have "
+                                  f"{', '.join(table.dtype.names or ())}")
+    points = np.stack([table[axis].astype(np.float64) for axis in "xyz"], axis=1)
+    fields = {name: np.ascontiguousarray(table[name]) for name in table.dtype.names
+              if table.dtype[name].kind in "iuf"}
+    encoding = "ascii" if data.text else f"binary, {'little' if data.byte_order == '<' else 'big'} endian"
+    others = [f"{e.name} ({e.count})" for e in data.elements if e.name != "vertex"]
+    details = {"encoding": encoding, **({"also holds": ", ".join(others)} if others else {})}
+    return PointCloud(points, fields, source=data, path=path, format="ply", details=details)
+
+
+def write_ply_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[str]) -> None:
+    """Write a cloud again as PLY with a property `label` (int32), added or replaced.
+
+    A cloud of another format becomes a binary PLY of x, y, z and its one-column fields.
+    """
+    labels = check_labels(labels, len(cloud))
+    plyfile = _plyfile()
+    if cloud.format != "ply":
+        _write_new(structured(cloud, labels), path)
+        return
+    source = cloud.source
+    old = source["vertex"].data
+    kept = [(name, old.dtype[name]) for name in old.dtype.names]
+    kinds = [(name, kind if name != "label" else np.dtype("i4")) for name, kind in kept]
+    if "label" not in old.dtype.names:
+        kinds.append(("label", np.dtype("i4")))
+    table = np.empty(len(old), kinds)
+    for name in table.dtype.names or ():
+        table[name] = labels if name == "label" else old[name]
+    lists = {p.name: p for p in source["vertex"].properties if isinstance(p, plyfile.PlyListProperty)}
+    vertex = plyfile.PlyElement.describe(
+        table, "vertex", comments=source["vertex"].comments,
+        len_types={name: p.list_dtype()[0] for name, p in lists.items()},
+        val_types={name: p.list_dtype()[1] for name, p in lists.items()},
+    )  # fmt: skip
+    elements = [vertex if e.name == "vertex" else e for e in source.elements]
+    _write(plyfile.PlyData(elements, source.text, source.byte_order, source.comments, source.obj_info), path)
+
+
+def write_ply(path: str | os.PathLike[str], points: np.ndarray, fields: Mapping[str, np.ndarray]) -> None:
+    """Write a new binary PLY: points (N, 3) as float32, fields name -> (N,), as red, green, blue uint8."""
+    columns = {axis: np.asarray(points[:, i], np.float32) for i, axis in enumerate("xyz")} | dict(fields)
+    table = np.empty(len(points), [(name, np.asarray(v).dtype) for name, v in columns.items()])
+    for name, values in columns.items():
+        table[name] = values
+    _write_new(table, path)
+
+
+def _write_new(table: np.ndarray, path: str | os.PathLike[str]) -> None:
+    plyfile = _plyfile()
+    vertices = plyfile.PlyElement.describe(_plain(table), "vertex")
+    _write(plyfile.PlyData([vertices], byte_order="<"), path)
+
+
+def _plain(table: np.ndarray) -> np.ndarray:
+    """The table in types that PLY has: no 64-bit integers, booleans or half floats."""
+    kinds = []
+    for name in table.dtype.names or ():
+        kind = table.dtype[name]
+        if kind.kind == "b":
+            kind = np.dtype("u1")
+        elif kind.kind in "iu" and kind.itemsize == 8:
+            values = table[name]
+            fits = not len(values) or (values.min() >= -(2**31) and values.max() < 2**31)
+            kind = np.dtype("i4" if fits else "f8")
+        elif kind == np.float16:
+            kind = np.dtype("f4")
+        # A property's name is one word.
+        kinds.append(("_".join(name.split()), kind))
+    plain = np.empty(len(table), kinds)
+    for (new, _), old in zip(kinds, table.dtype.names or ()):
+        plain[new] = table[old]
+    return plain
+
+
+def _write(data: Any, path: str | os.PathLike[str]) -> None:
+    with atomic_write(path) as stream:
+        data.write(stream)

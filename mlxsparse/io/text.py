@@ -1,0 +1,122 @@
+"""Points as text: one row each, columns apart by blanks, commas or semicolons (.xyz, .txt, .csv, .asc, .pts).
+
+Column names come from a header line, which may be a comment; without one from the values (`column_names`).
+Rows are kept as they were, so that no digit changes when labels are added.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import PointCloudError
+from .cloud import PointCloud, atomic_write, check_labels, column_names
+
+_ALIASES = {"r": "red", "g": "green", "b": "blue", "i": "intensity", "class": "label", "labels": "label"}
+
+
+@dataclass
+class TextSource:
+    """before: lines before the rows. header: which of them names the columns, or None. rows: as they were.
+    names: of the columns. delimiter: None for blanks."""
+
+    before: list[bytes]
+    header: int | None
+    rows: list[bytes]
+    names: list[str]
+    delimiter: bytes | None
+
+
+def looks_like_text(head: bytes) -> bool:
+    """Whether the first bytes of a file are text whose first row of numbers has three or more of them."""
+    if b"\0" in head:
+        return False
+    lines = head.splitlines()[: -1 if len(head) >= 4096 else None]
+    return any(_numbers(line) >= 3 for line in lines if not line.lstrip().startswith((b"#", b"//")))
+
+
+def read_text(path: str | os.PathLike[str]) -> PointCloud:
+    """Read points from text; fields are float64, by the names of the header or the order of the columns."""
+    path = os.fspath(path)
+    try:
+        with open(path, "rb") as stream:
+            lines = stream.read().splitlines()
+    except (OSError, MemoryError) as error:
+        raise PointCloudError(f"cannot read {path!r}: {error}") from error
+    first = next((i for i, line in enumerate(lines)
+                  if _numbers(line) >= 3 and not line.lstrip().startswith((b"#", b"//"))), len(lines))
+    before, rows = lines[:first], [line for line in lines[first:] if line.strip()]
+    if not rows:
+        raise PointCloudError(f"{path!r} has no row of three or more numbers")
+    delimiter = _delimiter(rows[0])
+    try:
+        table = np.loadtxt(io.BytesIO(b"\n".join(rows)), ndmin=2, comments=None,
+                           delimiter=delimiter.decode() if delimiter else None)
+    except ValueError as error:
+        raise PointCloudError(f"{path!r} is damaged or ends early: {error}") from error
+    header, names = _named(before, table.shape[1], delimiter)
+    if names is None:
+        names = column_names(table)
+    count = _stated_count(before)
+    if count is not None and count != len(rows):
+        raise PointCloudError(f"{path!r} says it has {count} points; {len(rows)} rows are there")
+    fields = {name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(names)}
+    points = np.stack([fields[axis] for axis in "xyz"], axis=1)
+    source = TextSource(before, header, rows, names, delimiter)
+    return PointCloud(points, fields, source=source, path=path, format="text",
+                      details={"columns": " ".join(names)})
+
+
+def write_text_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[str]) -> None:
+    """Write a cloud of `read_text` again, each row as it was, the label in a last column (or replaced)."""
+    source: TextSource = cloud.source
+    labels = check_labels(labels, len(cloud))
+    apart = source.delimiter or b" "
+    before = list(source.before)
+    place = source.names.index("label") if "label" in source.names else None
+    if place is None and source.header is not None:
+        before[source.header] = before[source.header].rstrip() + apart + b"label"
+    elif place is None:
+        before.append(b"# " + apart.join(name.encode() for name in [*source.names, "label"]))
+    with atomic_write(path) as stream:
+        for line in before:
+            stream.write(line + b"\n")
+        for row, label in zip(source.rows, labels.tolist()):
+            if place is None:
+                stream.write(row.rstrip() + apart + b"%d\n" % label)
+            else:
+                words = row.split(source.delimiter)
+                words[place] = b"%d" % label
+                stream.write(apart.join(words) + b"\n")
+
+
+def _delimiter(row: bytes) -> bytes | None:
+    return next((mark for mark in (b",", b";") if mark in row), None)
+
+
+def _numbers(line: bytes) -> int:
+    """How many numbers the line is made of; 0 if it holds anything else."""
+    try:
+        return len([float(word) for word in line.split(_delimiter(line))])
+    except ValueError:
+        return 0
+
+
+def _named(before: list[bytes], columns: int, delimiter: bytes | None) -> tuple[int | None, list[str] | None]:
+    """The last line before the rows that names every column, and the names; (None, None) without one."""
+    for at in reversed(range(len(before))):
+        text = before[at].decode("utf-8", "replace").strip().lstrip("#/").strip()
+        words = [w.strip().strip('"').lower() for w in text.split(delimiter.decode() if delimiter else None)]
+        names = [_ALIASES.get(word, word) for word in words]
+        if len(names) == columns and {"x", "y", "z"} <= set(names) and len(set(names)) == columns:
+            return at, names
+    return None, None
+
+
+def _stated_count(before: list[bytes]) -> int | None:
+    """The number of points where a line holds nothing else, as in .pts files."""
+    alone = [line.strip() for line in before if line.strip().isdigit()]
+    return int(alone[0]) if len(alone) == 1 else None
