@@ -36,7 +36,10 @@ class Shape:
 
 @dataclass
 class World:
-    """A ground surface z = height(x, y) between two heights, its label and reflectance, and shapes on it."""
+    """A ground surface z = height(x, y) between two heights, its label and reflectance, and shapes on it.
+
+    slope: rise along x and y by which the world as a whole is tilted, verticals staying vertical.
+    """
 
     height: Surface
     low: float
@@ -44,6 +47,7 @@ class World:
     ground_label: int
     ground_reflectance: Surface
     shapes: list[Shape] = field(default_factory=list)
+    slope: tuple[float, float] = (0.0, 0.0)
 
     def boxes(self, centers: list, sizes: list, yaw: float, label: int, reflectance: float) -> None:
         """Add boxes: centers (x, y, z), full sizes (length, width, height), one yaw (radians) for all."""
@@ -89,6 +93,8 @@ def scan(world: World, origin: np.ndarray, directions: np.ndarray, max_range: fl
     directions: of `spinning_lidar`. chance: draws how deep rays get into see-through shapes.
     """
     rings, columns, _ = directions.shape
+    # A straight ray in the tilted world is one in the level world, of the same length parameter.
+    directions = directions - directions[..., :2] @ np.array(world.slope)[:, None] * (0.0, 0.0, 1.0)
     rays = directions.reshape(-1, 3)
     distance = ray_ground(origin, rays, world.height, world.low, world.high, max_range)
     distance = distance.reshape(rings, columns)
