@@ -35,15 +35,23 @@ def read_npz(path: str | os.PathLike[str]) -> PointCloud:
     named = [name for name in _POINTS if name in tables]
     if not named and len(tables) != 1:
         shapes = ", ".join(f"{name} {a.shape}" for name, a in arrays.items())
-        raise PointCloudError(f"{path!r} has no array that is surely the points: name one "
-                              f"{' or '.join(_POINTS)} (N, 3); it has {shapes or 'no arrays'}")
+        raise PointCloudError(
+            f"{path!r} has no array that is surely the points: name one "
+            f"{' or '.join(_POINTS)} (N, 3); it has {shapes or 'no arrays'}"
+        )
     key = (named or tables)[0]
     points, fields = _table(arrays[key], path)
     for name, values in arrays.items():
         if name != key and values.shape == (len(points),) and values.dtype.kind in "iuf":
             fields["label" if name == "labels" else name] = values
-    return PointCloud(points, fields, source=arrays, path=path, format="npz",
-                      details={"arrays": ", ".join(f"{n} {a.dtype} {a.shape}" for n, a in arrays.items())})
+    return PointCloud(
+        points,
+        fields,
+        source=arrays,
+        path=path,
+        format="npz",
+        details={"arrays": ", ".join(f"{n} {a.dtype} {a.shape}" for n, a in arrays.items())},
+    )
 
 
 def write_npy_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[str]) -> None:
@@ -84,7 +92,9 @@ def _table(array: np.ndarray, path: str) -> tuple[np.ndarray, dict[str, np.ndarr
     elif names is None and array.ndim == 2 and array.shape[1] >= 3 and array.dtype.kind in "iuf":
         fields = {name: np.ascontiguousarray(c) for name, c in zip(column_names(array), array.T)}
     else:
-        raise PointCloudError(f"{path!r} holds an array of {array.dtype}, shape {array.shape}; points are "
-                              "numbers of shape (N, 3) or more columns, or a structured array with x, y, z")
+        raise PointCloudError(
+            f"{path!r} holds an array of {array.dtype}, shape {array.shape}; points are "
+            "numbers of shape (N, 3) or more columns, or a structured array with x, y, z"
+        )
     points = np.stack([fields[axis].astype(np.float64) for axis in "xyz"], axis=1)
     return points, fields

@@ -29,16 +29,21 @@ def read_ply(path: str | os.PathLike[str]) -> PointCloud:
     except (plyfile.PlyParseError, ValueError, EOFError, MemoryError, OSError) as error:
         raise PointCloudError(f"{path!r} is damaged or ends early: {error}") from error
     if "vertex" not in data:
-        raise PointCloudError(f"{path!r} has no element 'vertex'; it has "
-                              f"{', '.join(e.name for e in data.elements) or 'none'}")
+        raise PointCloudError(
+            f"{path!r} has no element 'vertex'; it has {', '.join(e.name for e in data.elements) or 'none'}"
+        )
     table = data["vertex"].data
     for axis in "xyz":
         if axis not in (table.dtype.names or ()) or table.dtype[axis].kind not in "iuf":
-            raise PointCloudError(f"{path!r} has no property {axis!r}; its vertices have "
-                                  f"{', '.join(table.dtype.names or ())}")
+            raise PointCloudError(
+                f"{path!r} has no property {axis!r}; its vertices have {', '.join(table.dtype.names or ())}"
+            )
     points = np.stack([table[axis].astype(np.float64) for axis in "xyz"], axis=1)
-    fields = {name: np.ascontiguousarray(table[name]) for name in table.dtype.names
-              if table.dtype[name].kind in "iuf"}
+    fields = {
+        name: np.ascontiguousarray(table[name])
+        for name in table.dtype.names
+        if table.dtype[name].kind in "iuf"
+    }
     encoding = "ascii" if data.text else f"binary, {'little' if data.byte_order == '<' else 'big'} endian"
     others = [f"{e.name} ({e.count})" for e in data.elements if e.name != "vertex"]
     details = {"encoding": encoding, **({"also holds": ", ".join(others)} if others else {})}

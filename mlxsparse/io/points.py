@@ -1,7 +1,7 @@
 """Read and write point-cloud files of any supported format: the content decides, not the name.
 
-    cloud = read_points("street.laz")
-    write_labels(cloud, labels, "street_labelled.laz")
+cloud = read_points("street.laz")
+write_labels(cloud, labels, "street_labelled.laz")
 """
 
 from __future__ import annotations
@@ -63,11 +63,15 @@ def read_points(path: str | os.PathLike[str]) -> PointCloud:
     if kind is None and promised == "bin":
         kind = "bin"
     if kind is None:
-        raise PointCloudError(f"{path!r}: the content is none of LAS, LAZ, PCD, PLY, .npy, .npz or rows of "
-                              "x y z; KITTI and nuScenes files are told by the extension .bin")
+        raise PointCloudError(
+            f"{path!r}: the content is none of LAS, LAZ, PCD, PLY, .npy, .npz or rows of "
+            "x y z; KITTI and nuScenes files are told by the extension .bin"
+        )
     if promised is not None and promised != kind:
-        raise PointCloudError(f"{path!r}: the extension {extension} says {NAMES[promised]}, the content is "
-                              f"{NAMES[kind]}; rename the file if the content is what you meant")
+        raise PointCloudError(
+            f"{path!r}: the extension {extension} says {NAMES[promised]}, the content is "
+            f"{NAMES[kind]}; rename the file if the content is what you meant"
+        )
     return _READERS[kind](path)
 
 
@@ -81,8 +85,10 @@ def output_format(source: str, path: str | os.PathLike[str]) -> str:
     extension = Path(path).suffix.lower()
     wanted = {".label": "label", "": source}.get(extension) or EXTENSIONS.get(extension)
     if source not in NAMES:
-        raise PointCloudError("cloud was not made by read_points, so there is no file to write again; "
-                              "mlxsparse.io.las.write_las writes new files")
+        raise PointCloudError(
+            "cloud was not made by read_points, so there is no file to write again; "
+            "mlxsparse.io.las.write_las writes new files"
+        )
     if wanted is None:
         known = ", ".join([*EXTENSIONS, ".label"])
         raise PointCloudError(f"the output {path!r} has an extension that says no format; known are {known}")
@@ -91,19 +97,24 @@ def output_format(source: str, path: str | os.PathLike[str]) -> str:
     if wanted in ("ply", "npy", "label") or (same and wanted != "bin"):
         return wanted
     if wanted == "bin":
-        raise PointCloudError(f"the output {path!r}: a .bin has no room for a class; name a .label (one uint32"
-                              " a point), .ply or .npy file")
-    raise PointCloudError(f"path {path!r} ends in {extension}, but the cloud was read from {NAMES[source]}; "
-                          "write_labels keeps the format, or writes .ply, .npy or .label")
+        raise PointCloudError(
+            f"the output {path!r}: a .bin has no room for a class; name a .label (one uint32"
+            " a point), .ply or .npy file"
+        )
+    raise PointCloudError(
+        f"path {path!r} ends in {extension}, but the cloud was read from {NAMES[source]}; "
+        "write_labels keeps the format, or writes .ply, .npy or .label"
+    )
 
 
 def write_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[str]) -> None:
     """Write `cloud` to `path` with `labels`, integers (N,), and everything else as it was read.
 
     LAS and LAZ: `classification` is replaced; points, scales, offsets, CRS records and all fields are kept;
-    the extension .las or .laz chooses compression, a name without one keeps it. A COPC file comes out as plain LAZ. PCD, PLY, npz, text: a
-    `label` field is added (or replaced), the encoding is kept. Any cloud can go to .ply and .npy (its fields
-    and `label`), or its labels alone to .label, which is what a .bin needs.
+    the extension .las or .laz chooses compression, a name without one keeps it. A COPC file
+    comes out as plain LAZ. PCD, PLY, npz, text: a `label` field is added (or replaced), the
+    encoding is kept. Any cloud can go to .ply and .npy (its fields and `label`), or its labels alone to
+    .label, which is what a .bin needs.
     The file appears whole or not at all. Raises PointCloudError for labels of another length or type, labels
     the format cannot hold, an extension of another format, or a cloud that was not read from a file.
     """
@@ -113,8 +124,14 @@ def write_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[
     if kind in ("las", "laz"):
         las.write_las_labels(cloud, labels, path, compress=kind == "laz")
         return
-    write = {"pcd": pcd.write_pcd_labels, "ply": ply.write_ply_labels, "npy": arrays.write_npy_labels,
-             "npz": arrays.write_npz_labels, "text": text.write_text_labels, "label": raw.write_label_file}
+    write = {
+        "pcd": pcd.write_pcd_labels,
+        "ply": ply.write_ply_labels,
+        "npy": arrays.write_npy_labels,
+        "npz": arrays.write_npz_labels,
+        "text": text.write_text_labels,
+        "label": raw.write_label_file,
+    }
     write[kind](cloud, labels, path)
 
 

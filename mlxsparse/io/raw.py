@@ -29,8 +29,10 @@ def read_bin(path: str | os.PathLike[str]) -> PointCloud:
         size = os.path.getsize(path)
         columns = [c for c in (4, 5) if size % (4 * c) == 0]
         if not columns:
-            raise PointCloudError(f"{path!r} ends early: {size} bytes are no whole number of points of 16 "
-                                  "(KITTI) or 20 bytes (nuScenes)")
+            raise PointCloudError(
+                f"{path!r} ends early: {size} bytes are no whole number of points of 16 "
+                "(KITTI) or 20 bytes (nuScenes)"
+            )
         values = np.fromfile(path, "<f4")
     except (OSError, MemoryError) as error:
         raise PointCloudError(f"cannot read {path!r}: {error}") from error
@@ -39,14 +41,22 @@ def read_bin(path: str | os.PathLike[str]) -> PointCloud:
     with np.errstate(invalid="ignore"):
         sane = np.all(np.abs(table[:, :3]) < _FARTHEST)  # false for NaN as well
     if not sane:
-        raise PointCloudError(f"{path!r} is no KITTI or nuScenes point file: read as float32, positions are "
-                              f"not finite or beyond {_FARTHEST:.0f} m")
+        raise PointCloudError(
+            f"{path!r} is no KITTI or nuScenes point file: read as float32, positions are "
+            f"not finite or beyond {_FARTHEST:.0f} m"
+        )
     names = ("intensity", "ring")[: table.shape[1] - 3]
     fields = {name: np.ascontiguousarray(table[:, 3 + i]) for i, name in enumerate(names)}
     fields.update(_labels_beside(Path(path), len(table)))
     kind = "nuscenes" if five else "kitti"
-    return PointCloud(table[:, :3].astype(np.float64), fields, source=table, path=path, format=kind,
-                      details={"columns": " ".join(("x y z", *names)) + ", float32"})
+    return PointCloud(
+        table[:, :3].astype(np.float64),
+        fields,
+        source=table,
+        path=path,
+        format=kind,
+        details={"columns": " ".join(("x y z", *names)) + ", float32"},
+    )
 
 
 def _has_rings(values: np.ndarray) -> bool:
@@ -60,8 +70,10 @@ def _labels_beside(path: Path, count: int) -> dict[str, np.ndarray]:
         if place.is_file():
             codes = np.fromfile(place, "<u4") if place.stat().st_size % 4 == 0 else np.empty(0, "<u4")
             if len(codes) != count:
-                raise PointCloudError(f"{str(place)!r} has {place.stat().st_size} bytes; {count} points need "
-                                      f"{4 * count}, one uint32 each")
+                raise PointCloudError(
+                    f"{str(place)!r} has {place.stat().st_size} bytes; {count} points need "
+                    f"{4 * count}, one uint32 each"
+                )
             return {"label": (codes & 0xFFFF).astype(np.int32), "instance": (codes >> 16).astype(np.int32)}
     return {}
 
@@ -70,7 +82,8 @@ def write_label_file(cloud: PointCloud, labels: np.ndarray, path: str | os.PathL
     """Write SemanticKITTI's .label: one uint32 a point, in the points' order."""
     labels = check_labels(labels, len(cloud))
     if labels.size and (labels.min() < 0 or labels.max() > 0xFFFF):
-        raise PointCloudError(f"labels reach from {labels.min()} to {labels.max()}; "
-                              "a .label file stores classes 0 to 65535")
+        raise PointCloudError(
+            f"labels reach from {labels.min()} to {labels.max()}; a .label file stores classes 0 to 65535"
+        )
     with atomic_write(path) as stream:
         stream.write(labels.astype("<u4").tobytes())

@@ -46,15 +46,25 @@ def read_text(path: str | os.PathLike[str]) -> PointCloud:
             lines = stream.read().splitlines()
     except (OSError, MemoryError) as error:
         raise PointCloudError(f"cannot read {path!r}: {error}") from error
-    first = next((i for i, line in enumerate(lines)
-                  if _numbers(line) >= 3 and not line.lstrip().startswith((b"#", b"//"))), len(lines))
+    first = next(
+        (
+            i
+            for i, line in enumerate(lines)
+            if _numbers(line) >= 3 and not line.lstrip().startswith((b"#", b"//"))
+        ),
+        len(lines),
+    )
     before, rows = lines[:first], [line for line in lines[first:] if line.strip()]
     if not rows:
         raise PointCloudError(f"{path!r} has no row of three or more numbers")
     delimiter = _delimiter(rows[0])
     try:
-        table = np.loadtxt(io.BytesIO(b"\n".join(rows)), ndmin=2, comments=None,
-                           delimiter=delimiter.decode() if delimiter else None)
+        table = np.loadtxt(
+            io.BytesIO(b"\n".join(rows)),
+            ndmin=2,
+            comments=None,
+            delimiter=delimiter.decode() if delimiter else None,
+        )
     except ValueError as error:
         raise PointCloudError(f"{path!r} is damaged or ends early: {error}") from error
     header, names = _named(before, table.shape[1], delimiter)
@@ -66,8 +76,9 @@ def read_text(path: str | os.PathLike[str]) -> PointCloud:
     fields = {name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(names)}
     points = np.stack([fields[axis] for axis in "xyz"], axis=1)
     source = TextSource(before, header, rows, names, delimiter)
-    return PointCloud(points, fields, source=source, path=path, format="text",
-                      details={"columns": " ".join(names)})
+    return PointCloud(
+        points, fields, source=source, path=path, format="text", details={"columns": " ".join(names)}
+    )
 
 
 def write_text_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[str]) -> None:

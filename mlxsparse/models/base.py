@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
@@ -19,16 +20,27 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 def save_model(model: Module, config: dict[str, Any], directory: str | os.PathLike[str]) -> None:
     """Write model.safetensors and config.json; each appears whole or not at all."""
     folder = Path(directory)
+    # MLX does not notice a full disk, so it writes to memory.
+    memory = io.BytesIO()
+    mx.save_safetensors(memory, dict(tree_flatten(model.parameters())), {"format": "mlx"})
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        weights = folder / f".{os.getpid()}.tmp.safetensors"
-        mx.save_safetensors(str(weights), dict(tree_flatten(model.parameters())), {"format": "mlx"})
-        os.replace(weights, folder / WEIGHTS)
-        text = folder / f".{os.getpid()}.tmp.json"
-        text.write_text(json.dumps(config, indent=2) + "\n")
-        os.replace(text, folder / CONFIG)
-    except (OSError, RuntimeError) as error:
+        _write_whole(folder / WEIGHTS, memory.getvalue())
+        _write_whole(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+    except OSError as error:
         raise CheckpointError(f"cannot write weights to {os.fspath(directory)!r}: {error}") from error
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "xb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def load_config(directory: str | os.PathLike[str]) -> dict[str, Any]:

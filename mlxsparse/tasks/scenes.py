@@ -4,8 +4,8 @@
     scene.points, scene.intensity, scene.labels
 
 What matters for segmentation is there: rings, occlusion, density that falls with distance, see-through
-vegetation, noise, lost returns, and classes that share their shapes. The scenes are no substitute for a survey;
-they need no download.
+vegetation, noise, lost returns, and classes that share their shapes. The scenes are no substitute for a
+survey; they need no download.
 """
 
 from __future__ import annotations
@@ -40,9 +40,16 @@ class Scene:
         return len(self.points)
 
 
-def street_scene(seed: int, *, rings: int = 64, columns: int = 1024, max_range: float = 60.0,
-                 range_noise: float = 0.02, dropout: float = 0.04) -> Scene:
-    """One scan of a random street from a car, 45 to 60 thousand points; the same arguments give the same scene.
+def street_scene(
+    seed: int,
+    *,
+    rings: int = 64,
+    columns: int = 1024,
+    max_range: float = 60.0,
+    range_noise: float = 0.02,
+    dropout: float = 0.04,
+) -> Scene:
+    """One scan of a random street from a car, 45 to 60 thousand points; same arguments, same scene.
 
     rings, columns: rays in elevation (-24 to +14 degrees) and azimuth. max_range: metres.
     range_noise: standard deviation along the ray, metres. dropout: share of returns lost at short range, with
@@ -57,8 +64,15 @@ def street_scene(seed: int, *, rings: int = 64, columns: int = 1024, max_range: 
     return _scanned(world, chance, sensor, directions, STREET_CLASSES, max_range, range_noise, dropout)
 
 
-def indoor_scene(seed: int, *, rings: int = 64, columns: int = 1024, max_range: float = 25.0,
-                 range_noise: float = 0.008, dropout: float = 0.03) -> Scene:
+def indoor_scene(
+    seed: int,
+    *,
+    rings: int = 64,
+    columns: int = 1024,
+    max_range: float = 25.0,
+    range_noise: float = 0.008,
+    dropout: float = 0.03,
+) -> Scene:
     """One scan of furnished rooms from a tripod, about 60 thousand points; rays go from -55 to +18 degrees.
 
     Arguments and errors as those of `street_scene`.
@@ -73,13 +87,23 @@ def indoor_scene(seed: int, *, rings: int = 64, columns: int = 1024, max_range: 
 
 def _check(rings: int, columns: int, max_range: float, range_noise: float, dropout: float) -> None:
     if rings < 1 or columns < 1 or max_range <= 0 or range_noise < 0 or not 0 <= dropout <= 1:
-        raise ShapeError(f"rings={rings}, columns={columns}, max_range={max_range}, "
-                         f"range_noise={range_noise}, dropout={dropout}: at least one ring and column, a "
-                         "positive range and a share of lost returns in [0, 1] are needed")
+        raise ShapeError(
+            f"rings={rings}, columns={columns}, max_range={max_range}, "
+            f"range_noise={range_noise}, dropout={dropout}: at least one ring and column, a "
+            "positive range and a share of lost returns in [0, 1] are needed"
+        )
 
 
-def _scanned(world: World, chance: np.random.Generator, sensor: np.ndarray, directions: np.ndarray,
-             names: tuple[str, ...], max_range: float, range_noise: float, dropout: float) -> Scene:
+def _scanned(
+    world: World,
+    chance: np.random.Generator,
+    sensor: np.ndarray,
+    directions: np.ndarray,
+    names: tuple[str, ...],
+    max_range: float,
+    range_noise: float,
+    dropout: float,
+) -> Scene:
     """Scan from `sensor`, (x, y) and the height above the ground there; the scene's origin is below it."""
     foot = world.height(sensor[0], sensor[1])
     origin = sensor + (0, 0, foot)
@@ -102,6 +126,8 @@ def _scanned(world: World, chance: np.random.Generator, sensor: np.ndarray, dire
 def write_scene(scene: Scene, path: str | os.PathLike[str]) -> None:
     """Write a scene as LAS (LAZ if `path` ends in .laz) in millimetre steps: intensity is scaled to 0..65535,
     classification holds the label itself (an index into class_names, not an ASPRS class)."""
-    fields: dict[str, np.ndarray] = {"intensity": np.round(scene.intensity * 65535).astype(np.uint16),
-                                     "classification": scene.labels.astype(np.uint8)}
+    fields: dict[str, np.ndarray] = {
+        "intensity": np.round(scene.intensity * 65535).astype(np.uint16),
+        "classification": scene.labels.astype(np.uint8),
+    }
     write_las(path, scene.points, fields, scale=0.001, offset=(0.0, 0.0, 0.0))

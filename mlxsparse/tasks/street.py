@@ -84,8 +84,13 @@ def _buildings(world: World, chance: np.random.Generator, side: int, front: floa
         gap = chance.uniform(2, 9) if chance.random() < 0.6 else 0.0
         if gap and chance.random() < 0.7:  # a garden wall closes the gap
             low = chance.uniform(0.7, 1.9)
-            world.boxes([(x + gap / 2, side * front, low / 2)], [(gap, 0.25, low + 0.4)], 0.0, BUILDING,
-                        chance.uniform(0.3, 0.6))
+            world.boxes(
+                [(x + gap / 2, side * front, low / 2)],
+                [(gap, 0.25, low + 0.4)],
+                0.0,
+                BUILDING,
+                chance.uniform(0.3, 0.6),
+            )
         x += gap
 
 
@@ -93,7 +98,10 @@ def _porch(world: World, chance: np.random.Generator, x: float, side: int, face:
     """A roof on columns as thick as posts."""
     tall, wide, out = chance.uniform(2.5, 3.2), chance.uniform(2, 3), chance.uniform(1, 1.6)
     world.boxes([(x, side * (face - out / 2), tall)], [(wide, out, 0.2)], 0.0, BUILDING, shade)
-    feet = [(x - wide / 2 + 0.15, side * (face - out + 0.15)), (x + wide / 2 - 0.15, side * (face - out + 0.15))]
+    feet = [
+        (x - wide / 2 + 0.15, side * (face - out + 0.15)),
+        (x + wide / 2 - 0.15, side * (face - out + 0.15)),
+    ]
     world.cylinders(feet, [chance.uniform(0.07, 0.16)] * 2, [-0.3] * 2, [tall] * 2, BUILDING, shade)
 
 
@@ -118,14 +126,22 @@ def _kerbside(world: World, chance: np.random.Generator, side: int) -> None:
 def _tree(world: World, chance: np.random.Generator, x: float, y: float) -> None:
     z = world.height(x, y)
     trunk, wide, tall = chance.uniform(1.8, 3), chance.uniform(1.1, 2.2), chance.uniform(1.2, 2.4)
-    world.cylinders([(x, y)], [chance.uniform(0.07, 0.25)], [z - 0.2], [z + trunk + tall], VEGETATION,
-                    chance.uniform(0.25, 0.5))
+    world.cylinders(
+        [(x, y)],
+        [chance.uniform(0.07, 0.25)],
+        [z - 0.2],
+        [z + trunk + tall],
+        VEGETATION,
+        chance.uniform(0.25, 0.5),
+    )
     centers, radii = [], []
     for _ in range(5):  # an uneven crown
         shift = chance.uniform(-0.5, 0.5, 3) * (wide, wide, tall)
         centers.append(np.array([x, y, z + trunk + tall]) + shift)
         radii.append(np.array([wide, wide, tall]) * chance.uniform(0.5, 0.95))
-    world.ellipsoids(centers, radii, VEGETATION, chance.uniform(0.35, 0.6), free_path=chance.uniform(0.5, 1.4))
+    world.ellipsoids(
+        centers, radii, VEGETATION, chance.uniform(0.35, 0.6), free_path=chance.uniform(0.5, 1.4)
+    )
 
 
 def _conifer(world: World, chance: np.random.Generator, x: float, y: float) -> None:
@@ -138,10 +154,20 @@ def _conifer(world: World, chance: np.random.Generator, x: float, y: float) -> N
 
 def _pole(world: World, chance: np.random.Generator, kind: str, x: float, y: float, side: int) -> None:
     z, shade = world.height(x, y), chance.uniform(0.3, 0.65)
-    tall = {"lamp": chance.uniform(5.5, 8), "sign": chance.uniform(2.2, 2.8), "signal": chance.uniform(2.8, 3.6),
-            "bollard": chance.uniform(0.8, 1.1), "column": chance.uniform(2.4, 3.4)}[kind]
-    thick = {"lamp": chance.uniform(0.07, 0.13), "sign": 0.04, "signal": 0.07,
-             "bollard": chance.uniform(0.07, 0.12), "column": chance.uniform(0.35, 0.6)}[kind]
+    tall = {
+        "lamp": chance.uniform(5.5, 8),
+        "sign": chance.uniform(2.2, 2.8),
+        "signal": chance.uniform(2.8, 3.6),
+        "bollard": chance.uniform(0.8, 1.1),
+        "column": chance.uniform(2.4, 3.4),
+    }[kind]
+    thick = {
+        "lamp": chance.uniform(0.07, 0.13),
+        "sign": 0.04,
+        "signal": 0.07,
+        "bollard": chance.uniform(0.07, 0.12),
+        "column": chance.uniform(0.35, 0.6),
+    }[kind]
     world.cylinders([(x, y)], [thick], [z - 0.2], [z + tall], POLE, shade)
     if kind == "lamp":
         world.boxes([(x, y - side * 0.8, z + tall)], [(0.12, 1.7, 0.12)], 0.0, POLE, shade)
@@ -163,17 +189,27 @@ def _pavement(world: World, chance: np.random.Generator, side: int, front: float
         world.ellipsoids(centers, radii, VEGETATION, chance.uniform(0.35, 0.55), free_path=0.12)
     for x in chance.uniform(-30, 30, chance.integers(2, 7)):  # shrubs as large as people
         y = side * chance.uniform(ROAD + 1.4, front - 1.0)
-        tall, wide = chance.uniform(0.45, 0.85), chance.uniform(0.25, 0.5)
-        world.ellipsoids([(x, y, world.height(x, y) + tall)], [(wide, wide, tall)], VEGETATION,
-                         chance.uniform(0.3, 0.55), free_path=chance.uniform(0.06, 0.2))
+        tall, wide = chance.uniform(0.4, 0.75), chance.uniform(0.3, 0.6)
+        world.ellipsoids(
+            [(x, y, world.height(x, y) + tall)],
+            [(wide, wide, tall)],
+            VEGETATION,
+            chance.uniform(0.3, 0.55),
+            free_path=chance.uniform(0.06, 0.2),
+        )
     if chance.random() < 0.5:
         x, y = chance.choice([-1, 1]) * chance.uniform(8, 30), side * (ROAD + 2.3)
         if chance.random() < 0.5:  # kiosk
             size = (chance.uniform(2, 4), chance.uniform(1.6, 2.2), chance.uniform(2.3, 2.9))
             world.boxes([(x, y, size[2] / 2)], [size], 0.0, BUILDING, chance.uniform(0.2, 0.8))
         else:  # shelter
-            world.boxes([(x, y, 2.4), (x, y + side * 0.6, 1.2)], [(3.2, 1.4, 0.1), (3.2, 0.08, 2.4)], 0.0,
-                        BUILDING, chance.uniform(0.2, 0.6))
+            world.boxes(
+                [(x, y, 2.4), (x, y + side * 0.6, 1.2)],
+                [(3.2, 1.4, 0.1), (3.2, 0.08, 2.4)],
+                0.0,
+                BUILDING,
+                chance.uniform(0.2, 0.6),
+            )
 
 
 # --- vehicles and people ----------------------------------------------------------------------------------
@@ -188,8 +224,9 @@ def _parked(world: World, chance: np.random.Generator, side: int) -> None:
             _vehicle(world, chance, x + chance.uniform(-0.5, 0.5), y, way, large=0.0)
 
 
-def _vehicle(world: World, chance: np.random.Generator, x: float, y: float, yaw: float,
-             large: float = 0.3) -> None:
+def _vehicle(
+    world: World, chance: np.random.Generator, x: float, y: float, yaw: float, large: float = 0.3
+) -> None:
     """A car, a van, a motorcycle, or (with probability `large`) a bus or lorry."""
     z, shade = world.height(x, y), chance.uniform(0.15, 0.9)
     if chance.random() < large:
@@ -197,13 +234,19 @@ def _vehicle(world: World, chance: np.random.Generator, x: float, y: float, yaw:
         centers, sizes = [(x, y, z + 0.35 + tall / 2)], [(length, width, tall)]
     elif chance.random() < 0.1:
         along = (np.cos(yaw) * 0.55, np.sin(yaw) * 0.55)
-        centers = [(x, y, z + 0.6), (x - along[0], y - along[1], z + 0.3), (x + along[0], y + along[1], z + 0.3),
-                   (x + 0.8 * along[0], y + 0.8 * along[1], z + 1.0)]
+        centers = [
+            (x, y, z + 0.6),
+            (x - along[0], y - along[1], z + 0.3),
+            (x + along[0], y + along[1], z + 0.3),
+            (x + 0.8 * along[0], y + 0.8 * along[1], z + 1.0),
+        ]
         sizes = [(1.3, 0.35, 0.5), (0.6, 0.14, 0.6), (0.6, 0.14, 0.6), (0.1, 0.7, 0.2)]
     else:
         van = chance.random() < 0.2
         length, width, tall = chance.uniform(3.6, 4.9), chance.uniform(1.65, 1.95), chance.uniform(0.6, 0.8)
-        cabin_length, cabin_tall = (0.82 * length, 1.1) if van else (0.52 * length, chance.uniform(0.45, 0.75))
+        cabin_length, cabin_tall = (
+            (0.82 * length, 1.1) if van else (0.52 * length, chance.uniform(0.45, 0.75))
+        )
         back = -0.07 * length
         cabin = (x + back * np.cos(yaw), y + back * np.sin(yaw), z + 0.25 + tall + cabin_tall / 2)
         centers = [(x, y, z + 0.25 + tall / 2), cabin]
@@ -230,5 +273,9 @@ def _person(world: World, chance: np.random.Generator, x: float, y: float) -> No
     shade = chance.uniform(0.2, 0.6)
     world.cylinders(legs, [0.085 * size] * 2, [z, z], [z + 0.85 * size] * 2, PERSON, shade)
     body = 0.24 * size * chance.uniform(0.85, 1.15)
-    world.ellipsoids([(x, y, z + 1.12 * size), (x, y, z + 1.6 * size)],
-                     [(body, body, 0.42 * size), (0.11, 0.11, 0.14)], PERSON, shade)
+    world.ellipsoids(
+        [(x, y, z + 1.12 * size), (x, y, z + 1.6 * size)],
+        [(body, body, 0.42 * size), (0.11, 0.11, 0.14)],
+        PERSON,
+        shade,
+    )

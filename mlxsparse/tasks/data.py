@@ -1,0 +1,241 @@
+"""From point clouds to network input: settings, inputs, labels, held-out parts, crops, augmentation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..errors import MLXSparseError, PointCloudError
+from ..io.cloud import PointCloud
+from ..ops.voxel import Voxels, voxelize
+from .relief import LOW_CELLS, PLANE_CELLS, relief, scales_of, squashed
+
+#: Per-point fields that are used as inputs where every training cloud has them.
+INPUT_FIELDS = ("intensity", "return_number", "number_of_returns", "red", "green", "blue")
+LABEL_FIELDS = ("classification", "label", "class", "scalar_Classification", "scalar_Label")
+TILE_POINTS = 40_000
+
+
+@dataclass
+class Settings:
+    """What turns a cloud into network input; kept in config.json beside the weights.
+
+    classes: class number in the file of each output channel. fields: per-point inputs, scales: the
+    value of each that becomes 1. relief: the scale of each column of `relief.relief`; empty: not used.
+    names: of the classes, where they are known.
+    """
+
+    voxel_size: float
+    classes: list[int]
+    fields: list[str] = field(default_factory=list)
+    scales: list[float] = field(default_factory=list)
+    relief: list[float] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+    @property
+    def num_inputs(self) -> int:
+        """Columns of `inputs_of`."""
+        return 1 + len(self.fields) + self.last_return + len(self.relief)
+
+    @property
+    def last_return(self) -> bool:
+        """Whether an input says that a return was the last of its pulse."""
+        return {"return_number", "number_of_returns"} <= set(self.fields)
+
+    def name(self, index: int) -> str:
+        """What to call the class of output channel `index`."""
+        return self.names[index] if self.names else f"class {self.classes[index]}"
+
+
+@dataclass
+class Part:
+    """Points (n, 3) of one training or held-out part with inputs (n, F) and class indices (n,)."""
+
+    points: np.ndarray
+    inputs: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def take(self, rows: np.ndarray) -> Part:
+        """The part's rows."""
+        return Part(self.points[rows], self.inputs[rows], self.labels[rows])
+
+
+def labels_of(cloud: PointCloud) -> np.ndarray:
+    """Class number of each point; PointCloudError if the cloud has no class field with whole numbers."""
+    for name in LABEL_FIELDS:
+        values = np.asarray(cloud.fields.get(name, ()))
+        if (
+            values.shape == (len(cloud),)
+            and values.dtype.kind in "iuf"
+            and (values.dtype.kind != "f" or np.array_equal(values, np.floor(values)))
+        ):
+            return values.astype(np.int64)
+    raise PointCloudError(
+        f"{cloud.path!r} has no class of each point: a field {' or '.join(LABEL_FIELDS)} with whole numbers "
+        f"is needed to train; it has {sorted(cloud.fields)}"
+    )
+
+
+def choose_settings(
+    clouds: Sequence[PointCloud],
+    voxel_size: float | None = None,
+    *,
+    use_relief: bool = False,
+    names: Sequence[str] = (),
+) -> Settings:
+    """Settings for training clouds: their classes, common fields, and a voxel size.
+
+    Without `voxel_size`, the size at which the first cloud has half as many voxels as points.
+    """
+    classes = np.unique(np.concatenate([labels_of(cloud) for cloud in clouds]))
+    if len(classes) < 2:
+        raise PointCloudError(
+            f"every point of {clouds[0].path!r} has class {classes.tolist()}: nothing to tell apart; "
+            "a classified cloud is needed to train"
+        )
+    fields = [name for name in INPUT_FIELDS if all(name in cloud.fields for cloud in clouds)]
+    scales = []
+    for name in fields:
+        values = np.concatenate([np.asarray(cloud.fields[name], np.float64) for cloud in clouds])
+        values = values[np.isfinite(values)]
+        top = float(np.percentile(values, 99)) if len(values) else 1.0
+        scales.append(top if top > 0 else 1.0)
+    if voxel_size is None:
+        voxel_size = half_size(clouds[0].points)
+    if not (math.isfinite(voxel_size) and voxel_size > 0):
+        raise MLXSparseError(f"voxel_size must be finite and above 0, got {voxel_size}")
+    heights = scales_of([relief(cloud.points, voxel_size) for cloud in clouds]) if use_relief else []
+    known = [names[c] for c in classes] if names and 0 <= classes.min() and classes.max() < len(names) else []
+    return Settings(float(voxel_size), classes.tolist(), fields, scales, heights, known)
+
+
+def half_size(points: np.ndarray) -> float:
+    """Voxel size, to two digits, at which a cloud has about half as many voxels as points."""
+    xyz = points[np.isfinite(points).all(axis=1)]
+    if len(xyz) == 0:
+        raise PointCloudError("the cloud has no finite point")
+    span = float(np.ptp(xyz, axis=0).max())
+    if span == 0:
+        return 1.0
+    low, high = span / 2**20, span
+    for _ in range(20):
+        middle = math.sqrt(low * high)
+        cells = np.floor((xyz - xyz.min(axis=0)) / middle).astype(np.int64)
+        extent = cells.max(axis=0) + 1
+        keys = (cells[:, 0] * extent[1] + cells[:, 1]) * extent[2] + cells[:, 2]
+        low, high = (middle, high) if 2 * len(np.unique(keys)) > len(xyz) else (low, middle)
+    return float(f"{high:.2g}")
+
+
+def inputs_of(cloud: PointCloud, settings: Settings) -> np.ndarray:
+    """(N, settings.num_inputs) float32 network inputs: a constant 1, the scaled fields, whether a return was
+    the last of its pulse, and the relief."""
+    columns = [np.ones(len(cloud), np.float32)]
+    for name, scale in zip(settings.fields, settings.scales):
+        if name not in cloud.fields:
+            raise PointCloudError(
+                f"{cloud.path!r} has no field {name!r}, which these weights were trained with; "
+                f"it has {sorted(cloud.fields)}"
+            )
+        values = np.asarray(cloud.fields[name], np.float64) / scale
+        columns.append(np.clip(np.nan_to_num(values), -2, 2).astype(np.float32))
+    if settings.last_return:
+        last = cloud.fields["return_number"] == cloud.fields["number_of_returns"]
+        columns.append(np.asarray(last, np.float32))
+    if settings.relief:
+        if len(settings.relief) != len(LOW_CELLS) + len(PLANE_CELLS):
+            raise MLXSparseError(f"settings.relief has {len(settings.relief)} scales, "
+                                 f"{len(LOW_CELLS) + len(PLANE_CELLS)} are needed")  # fmt: skip
+        columns += list(squashed(relief(cloud.points, settings.voxel_size), settings.relief).T)
+    return np.stack(columns, axis=1)
+
+
+def split(cloud: PointCloud, settings: Settings, val_split: float) -> tuple[Part, Part]:
+    """(training, held-out): the last `val_split` of the points along the longer horizontal axis.
+
+    Points with NaN or infinite coordinates, or of a class that is not in the settings, are in neither.
+    """
+    if not 0 <= val_split < 1:
+        raise MLXSparseError(f"val_split must lie in [0, 1), got {val_split}")
+    raw = labels_of(cloud)
+    index = np.searchsorted(settings.classes, raw).clip(0, len(settings.classes) - 1)
+    known = (np.asarray(settings.classes)[index] == raw) & np.isfinite(cloud.points).all(axis=1)
+    part = Part(cloud.points[known], inputs_of(cloud, settings)[known], index[known].astype(np.int32))
+    if len(part) == 0:
+        raise PointCloudError(f"{cloud.path!r} has no labelled point with finite coordinates")
+    along = part.points[:, int(np.argmax(np.ptp(part.points[:, :2], axis=0)))]
+    held = along > np.quantile(along, 1 - val_split) if val_split else np.zeros(len(part), bool)
+    return part.take(~held), part.take(held)
+
+
+# ---------------------------------------------------------------- pieces
+
+
+def halved(points: np.ndarray, limit: int) -> list[np.ndarray]:
+    """Rows of pieces of at most `limit` points: cut in halves across the longer horizontal axis, again and
+    again. Every row is in one piece."""
+    pieces, waiting = [], [np.arange(len(points))]
+    while waiting:
+        rows = waiting.pop()
+        if len(rows) <= limit:
+            pieces += [rows] if len(rows) else []
+            continue
+        flat = points[rows, :2]
+        order = np.argsort(flat[:, int(np.argmax(np.ptp(flat, axis=0)))], kind="stable")
+        middle = len(rows) // 2
+        waiting += [rows[order[middle:]], rows[order[:middle]]]
+    return pieces
+
+
+def tiles(part: Part, limit: int = TILE_POINTS) -> list[Part]:
+    """The part in pieces of at most `limit` points, as `halved` cuts them."""
+    return [part.take(rows) for rows in halved(part.points, limit)]
+
+
+def overlapping(points: np.ndarray, limit: int, margin: float) -> list[np.ndarray]:
+    """Rows of overlapping crops: the pieces of `halved`, each with all points within `margin` around it.
+
+    Every row is in at least one crop; rows (n, 3) must be finite.
+    """
+    crops = []
+    order = np.argsort(points[:, 0], kind="stable")
+    x = points[order, 0]
+    for piece in halved(points, limit):
+        low, high = points[piece, :2].min(axis=0) - margin, points[piece, :2].max(axis=0) + margin
+        near = order[np.searchsorted(x, low[0], "left") : np.searchsorted(x, high[0], "right")]
+        crops.append(np.sort(near[(points[near, 1] >= low[1]) & (points[near, 1] <= high[1])]))
+    return crops
+
+
+def to_voxels(points: np.ndarray, inputs: np.ndarray, voxel_size: float) -> Voxels:
+    """Voxels with the mean inputs and the mean offset of the points from the voxel's centre."""
+    origin = np.zeros(3)
+    finite = np.isfinite(points).all(axis=1)
+    if finite.any():
+        origin = points[finite].min(axis=0)
+    offset = np.nan_to_num((points - origin) / voxel_size)
+    offset = (offset - np.floor(offset) - 0.5).astype(np.float32)
+    return voxelize(points, np.concatenate([inputs, offset], axis=1), voxel_size, origin=origin.tolist())
+
+
+def turned(points: np.ndarray, angle: float, mirror: bool = False, scale: float = 1.0) -> np.ndarray:
+    """Points about their middle, turned about the vertical axis, mirrored in x before that, scaled."""
+    cos, sin = np.cos(angle), np.sin(angle)
+    turn = np.array([[cos, -sin, 0], [sin, cos, 0], [0, 0, 1]]) * scale
+    turn[:, 0] *= -1 if mirror else 1
+    return np.asarray((points - points.mean(axis=0)) @ turn)
+
+
+def augmented(part: Part, rng: np.random.Generator) -> Part:
+    """Turned about the vertical axis, mirrored, scaled by up to 5%, up to a fifth of the points left out."""
+    points = turned(part.points, rng.uniform(0, 2 * np.pi), rng.random() < 0.5, rng.uniform(0.95, 1.05))
+    kept = rng.random(len(points)) >= rng.uniform(0, 0.2)
+    if not kept.any():
+        kept[:] = True
+    return Part(points, part.inputs, part.labels).take(kept)

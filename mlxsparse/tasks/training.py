@@ -1,0 +1,242 @@
+"""The training loop: augmentation, class weights, mixed precision, checkpoints that resume bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn
+import mlx.optimizers as optim
+import numpy as np
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
+
+from .. import nn
+from ..errors import CheckpointError, MLXSparseError, PointCloudError
+from ..io.cloud import atomic_write
+from ..models.minkunet import MinkUNet
+from ..ops.voxel import Voxels
+from .data import Part, Settings, augmented, tiles, to_voxels
+
+PRECISIONS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+CHECKPOINT = "checkpoint.safetensors"
+_FIRST_SCALE = 2.0**12  # of the loss in float16, so that small gradients do not become 0
+_GROW_AFTER = 200  # steps without overflow
+
+Progress = Callable[[int, int, float], None]
+
+
+@dataclass
+class Plan:
+    """What a training does; a resumed one must follow the same plan."""
+
+    epochs: int
+    learning_rate: float = 3e-3
+    seed: int = 0
+    precision: str = "float32"
+    augment: bool = True
+
+
+@dataclass
+class _State:
+    """Where a training stands after an epoch."""
+
+    epoch: int
+    losses: list[float]
+    scale: float
+    steps_without_overflow: int
+
+
+def train(
+    model: MinkUNet,
+    settings: Settings,
+    parts: Sequence[Part],
+    plan: Plan,
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    after_epoch: Callable[[int, float], None] | None = None,
+) -> list[float]:
+    """Train in place on the parts; returns the mean loss of each epoch.
+
+    Cross-entropy at the points, classes weighted by the inverse root of their frequency, AdamW with
+    a warm-up and a cosine to zero. In float16 and bfloat16 the network computes in that type, while weights,
+    statistics, loss and optimizer stay float32.
+
+    checkpoint: file written after every epoch; with `resume` and the file there, training goes on from it, to
+    the same weights as without the interruption (CheckpointError where it is of another plan, model or data).
+    progress(step, steps, loss) is called after every step, after_epoch(epoch, loss) after every epoch.
+    """
+    batches = [tile for part in parts for tile in tiles(part)]
+    _check(batches, plan)
+    dtype = PRECISIONS[plan.precision]
+    importance = _importance(batches, len(settings.classes))
+    steps = plan.epochs * len(batches)
+    optimizer = _optimizer(plan.learning_rate, steps)
+    optimizer.init(model.trainable_parameters())
+    state = _State(0, [], _FIRST_SCALE if plan.precision == "float16" else 1.0, 0)
+    identity = _identity(model, settings, batches, plan)
+    if resume and checkpoint is not None and Path(checkpoint).exists():
+        state = _load(model, optimizer, checkpoint, identity)
+
+    def loss_of(model: MinkUNet, voxels: Voxels, labels: mx.array, scale: float) -> mx.array:
+        with lowered(model, dtype):
+            logits = voxels.devoxelize(feats=model(voxels.tensor.astype(dtype))).astype(mx.float32)
+        return scale * mlx.nn.losses.cross_entropy(logits, labels, importance[labels], reduction="mean")
+
+    step = mlx.nn.value_and_grad(model, loss_of)
+    for epoch in range(state.epoch, plan.epochs):
+        # Each epoch has a generator of its own, so that a resumed training draws what it would have drawn.
+        rng = np.random.default_rng([plan.seed, epoch])
+        model.train()
+        losses = []
+        for i, b in enumerate(rng.permutation(len(batches))):
+            batch = augmented(batches[b], rng) if plan.augment else batches[b]
+            voxels = to_voxels(batch.points, batch.inputs, settings.voxel_size)
+            loss, gradients = step(model, voxels, mx.array(batch.labels), state.scale)
+            losses.append(loss.item() / state.scale)
+            _update(model, optimizer, gradients, state, plan.precision)
+            if not math.isfinite(losses[-1]):
+                raise MLXSparseError(
+                    f"the loss became {losses[-1]} at step {epoch * len(batches) + i + 1}; "
+                    "lower the learning rate"
+                )
+            if progress:
+                progress(epoch * len(batches) + i + 1, steps, losses[-1])
+        state.epoch, state.losses = epoch + 1, [*state.losses, float(np.mean(losses))]
+        if checkpoint is not None:
+            _save(model, optimizer, checkpoint, identity, state)
+        if after_epoch:
+            after_epoch(epoch + 1, state.losses[-1])
+    return state.losses
+
+
+def _check(batches: Sequence[Part], plan: Plan) -> None:
+    if not batches:
+        raise PointCloudError("nothing to train on: the training part has no points; lower val_split")
+    if plan.epochs < 1:
+        raise MLXSparseError(f"epochs must be at least 1, got {plan.epochs}")
+    if plan.precision not in PRECISIONS:
+        raise MLXSparseError(f"precision must be one of {', '.join(PRECISIONS)}, got {plan.precision!r}")
+
+
+def _importance(batches: Sequence[Part], classes: int) -> mx.array:
+    counts = np.bincount(np.concatenate([b.labels for b in batches]), minlength=classes)
+    weights = 1 / np.sqrt(np.maximum(counts, 1) / counts.sum())
+    return mx.array((weights / weights.mean()).astype(np.float32))
+
+
+def _optimizer(learning_rate: float, steps: int) -> optim.AdamW:
+    warm = max(1, min(20, steps // 10))
+    rise = optim.linear_schedule(learning_rate / 10, learning_rate, warm)
+    fall = optim.cosine_decay(learning_rate, max(steps - warm, 1))
+    return optim.AdamW(learning_rate=optim.join_schedules([rise, fall], [warm]), weight_decay=1e-2)
+
+
+def _update(model: MinkUNet, optimizer: optim.AdamW, gradients: Any, state: _State, precision: str) -> None:
+    """One optimizer step; in float16, gradients that overflowed are dropped and the loss scaled less."""
+    if state.scale != 1:
+        gradients = tree_map(lambda g: g / state.scale, gradients)
+    gradients, norm = optim.clip_grad_norm(gradients, 5.0)
+    if precision != "float16":
+        optimizer.update(model, gradients)
+    elif math.isfinite(norm.item()):
+        optimizer.update(model, gradients)
+        state.steps_without_overflow += 1
+        if state.steps_without_overflow >= _GROW_AFTER:
+            state.scale, state.steps_without_overflow = state.scale * 2, 0
+    else:
+        state.scale, state.steps_without_overflow = max(state.scale / 2, 1.0), 0
+    mx.eval(model.parameters(), optimizer.state)
+
+
+@contextlib.contextmanager
+def lowered(model: mlx.nn.Module, dtype: mx.Dtype) -> Iterator[None]:
+    """The model's weights in `dtype` inside the block, but for those of batch norms; differentiable."""
+    if dtype == mx.float32:
+        yield
+        return
+    norms = {name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm)}
+    master = [(k, v) for k, v in tree_flatten(model.parameters()) if k.rpartition(".")[0] not in norms]
+    model.update(tree_unflatten([(name, value.astype(dtype)) for name, value in master]))
+    try:
+        yield
+    finally:
+        model.update(tree_unflatten(master))
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def _identity(model: MinkUNet, settings: Settings, batches: Sequence[Part], plan: Plan) -> dict[str, Any]:
+    """What must be equal for a checkpoint to be of this training, as JSON gives it back."""
+    total = 0
+    for b in batches:
+        for array in (b.points, b.inputs, b.labels):
+            total = zlib.crc32(np.ascontiguousarray(array).data, total)
+    identity = {
+        "plan": asdict(plan),
+        "settings": asdict(settings),
+        "model": model.args.to_dict(),
+        "data": total,
+    }
+    result: dict[str, Any] = json.loads(json.dumps(identity))
+    return result
+
+
+def _save(
+    model: MinkUNet,
+    optimizer: optim.AdamW,
+    path: str | os.PathLike[str],
+    identity: dict[str, Any],
+    state: _State,
+) -> None:
+    arrays = {f"model.{k}": v for k, v in tree_flatten(model.parameters())}
+    arrays |= {f"optimizer.{k}": v for k, v in tree_flatten(optimizer.state)}
+    # MLX does not notice a full disk, so it writes to memory.
+    memory = io.BytesIO()
+    mx.save_safetensors(
+        memory, arrays, {"state": json.dumps(asdict(state)), "identity": json.dumps(identity)}
+    )
+    with atomic_write(path) as stream:
+        stream.write(memory.getbuffer())
+
+
+def _load(
+    model: MinkUNet, optimizer: optim.AdamW, path: str | os.PathLike[str], identity: dict[str, Any]
+) -> _State:
+    try:
+        arrays, metadata = mx.load(os.fspath(path), format="safetensors", return_metadata=True)
+        found, state = json.loads(metadata["identity"]), _State(**json.loads(metadata["state"]))
+        mx.eval(arrays)
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{os.fspath(path)!r} is no checkpoint of a training: {error}") from None
+    for part, wanted in identity.items():
+        if found.get(part) != wanted:
+            said, here = found.get(part), wanted
+            if isinstance(wanted, dict) and isinstance(said, dict):
+                keys = [key for key in wanted if said.get(key) != wanted[key]]
+                said, here = ({key: d.get(key) for key in keys} for d in (said, wanted))
+            raise CheckpointError(
+                f"{os.fspath(path)!r} is of another training: its {part} is {said}, here it is {here}; "
+                "repeat the first command's options, or train without --resume"
+            )
+    split: dict[str, list[tuple[str, mx.array]]] = {"model": [], "optimizer": []}
+    for key, value in arrays.items():
+        part, _, name = key.partition(".")
+        split[part].append((name, value))
+    try:
+        model.load_weights(split["model"], strict=True)
+    except ValueError as error:
+        raise CheckpointError(f"{os.fspath(path)!r} does not fit the model: {error}") from None
+    optimizer.state = tree_unflatten(split["optimizer"])
+    return state
