@@ -1,33 +1,77 @@
-"""What the commands share: a progress bar and early checks of output paths."""
+"""What the commands share: a progress bar, option types, early checks of output paths."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import importlib
+import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ..errors import MLXSparseError, PointCloudError
+from ..io.cloud import EXTENSIONS, atomic_write
+from ..tasks.training import CHECKPOINT
+
+
+class UsageError(MLXSparseError):
+    """The command line asks for what cannot be: exit status 2."""
 
 
 @contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[int, int, float], None]]:
-    """Callable (done, total, loss) that draws a tqdm bar on stderr."""
+def progress_bar(label: str, unit: str = "step") -> Iterator[Callable[..., None]]:
+    """Callable (done, total, loss=None) that draws a bar on stderr, or a line each tenth without tqdm."""
     try:
         from tqdm import tqdm
-    except ImportError as error:
-        raise MLXSparseError("the command line needs tqdm: pip install 'mlxsparse[app]'") from error
-    bar = tqdm(desc=label, unit="step", dynamic_ncols=True, mininterval=0.5)
+    except ImportError:
+        yield _print_tenths(label)
+        return
+    bar = tqdm(desc=label, unit=unit, dynamic_ncols=True, mininterval=0.5, file=sys.stderr)
 
-    def show(done: int, total: int, loss: float) -> None:
+    def show(done: int, total: int, loss: float | None = None) -> None:
         bar.total = total
-        bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+        if bar.n == 0 and done > 1:
+            bar.initial = bar.n = done - 1  # a resumed training: do not count what was done before as speed
+        if loss is not None:
+            bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
         bar.update(done - bar.n)
 
     try:
         yield show
     finally:
         bar.close()
+
+
+def _print_tenths(label: str) -> Callable[..., None]:
+    shown = 0
+
+    def show(done: int, total: int, loss: float | None = None) -> None:
+        nonlocal shown
+        if 10 * done // total > shown:
+            shown = 10 * done // total
+            print(
+                f"{label}: {10 * shown}%" + (f", loss {loss:.3f}" if loss is not None else ""),
+                file=sys.stderr,
+            )
+
+    return show
+
+
+def need_library(name: str, what: str) -> None:
+    """MLXSparseError that says how to install the module `name`, which `what` needs, if it is not there."""
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise MLXSparseError(
+            f"{what} needs {name}, which is not installed: pip install 'mlxsparse[app]'"
+        ) from error
+
+
+# ---------------------------------------------------------------- output
 
 
 def check_directory(path: str) -> None:
@@ -43,12 +87,86 @@ def check_directory(path: str) -> None:
         raise PointCloudError(f"the output directory {path!r} cannot be made or written")
 
 
+def make_directory(path: str) -> Path:
+    """The output directory, made if need be, without temporary files that a killed command left in it."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(f".{CHECKPOINT}.*.tmp"):
+            with contextlib.suppress(OSError):
+                left.unlink()
+    except OSError as error:
+        raise PointCloudError(f"the output directory {path!r} cannot be made: {error}") from error
+    return folder
+
+
 def check_output_file(path: str) -> None:
-    """PointCloudError if a file at `path` could not be made."""
+    """UsageError if the name of `path` says no format that labels are written in, PointCloudError if a file
+    could not be made there."""
     target = Path(path)
     if target.is_dir():
         raise PointCloudError(f"the output {path!r} is a directory; name a file")
+    extension = target.suffix.lower()
+    if extension not in ("", ".label", *EXTENSIONS):
+        raise UsageError(
+            f"the output {path!r} has an extension that says no format; known are "
+            f"{', '.join([*EXTENSIONS, '.label'])}"
+        )
     if not target.parent.is_dir():
         raise PointCloudError(f"the output {path!r} lies in a directory that does not exist")
     if not os.access(target.parent, os.W_OK):
         raise PointCloudError(f"the output {path!r} lies in a directory that cannot be written")
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write JSON whole or not at all; NaN (the score of a class that is not there) becomes null."""
+
+    def plain(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {key: plain(v) for key, v in item.items()}
+        if isinstance(item, (list, tuple)):
+            return [plain(v) for v in item]
+        return None if isinstance(item, float) and item != item else item
+
+    with atomic_write(path) as stream:
+        stream.write((json.dumps(plain(value), indent=2) + "\n").encode())
+
+
+# ---------------------------------------------------------------- option types
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return value
+
+
+def positive_float(text: str) -> float:
+    """A finite number above 0."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number above 0")
+    return value
+
+
+def fraction(text: str) -> float:
+    """A number in [0, 1)."""
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not in [0, 1)")
+    return value
+
+
+def channels(text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between."""
+    try:
+        return tuple(positive(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not like 16,32,64,64") from None
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Names with commas between; `none` is no name."""
+    return () if text == "none" else tuple(part.strip() for part in text.split(",") if part.strip())

@@ -1,31 +1,46 @@
-"""The `mlxsparse` command: one module per subcommand."""
+"""The `mlxsparse` command: one module per subcommand, listed in COMMANDS."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import mlx.core as mx
 
 from .. import __version__
-from ..errors import MLXSparseError
-from . import demo, segment, train, view
+from ..backend import executor
+from ..errors import DeviceError, MLXSparseError
+from . import demo, info, segment, train, view
+from .common import UsageError
 
-COMMANDS = (train, segment, view, demo)
+#: A command is a module with a docstring, whose first line is its help, add_arguments(parser) and
+#: run(options) -> status.
+COMMANDS = (demo, train, segment, view, info)
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2."""
+        self.exit(2, f"mlxsparse: error: {message} (see `{self.prog} --help`)\n")
 
 
 def parser() -> argparse.ArgumentParser:
     """Parser of the whole command line."""
-    top = argparse.ArgumentParser(
-        prog="mlxsparse", description="Label point clouds with sparse 3-D convolution."
-    )
+    top = Parser(prog="mlxsparse", description="Label point clouds with sparse 3-D convolution.")
     top.add_argument("--version", action="version", version=f"mlxsparse {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in COMMANDS:
         name = module.__name__.rpartition(".")[2]
         description = (module.__doc__ or "").strip()
-        sub = commands.add_parser(name, help=description.splitlines()[0], description=description)
+        sub = commands.add_parser(
+            name, help=description.splitlines()[0], description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
         sub.add_argument(
             "--device", choices=("cpu", "gpu"), default="cpu", help="where to compute (default: %(default)s)"
         )
@@ -34,18 +49,44 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def set_device(name: str) -> None:
+    """Make "cpu" or "gpu" MLX's default device; UsageError if this machine has none."""
+    before = mx.default_device()
+    try:
+        mx.set_default_device(mx.gpu if name == "gpu" else mx.cpu)
+        executor()
+    except (DeviceError, RuntimeError, ValueError) as error:
+        mx.set_default_device(before)
+        reason = " ".join(str(error).split())
+        raise UsageError(
+            f"--device {name}: MLX has no such device here; use --device cpu ({reason})"
+        ) from None
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; exit status 0, 1 for data that cannot be used, 2 for wrong usage."""
     options = parser().parse_args(arguments)
-    mx.set_default_device(mx.gpu if options.device == "gpu" else mx.cpu)
     try:
+        set_device(options.device)
         status: int = options.run(options)
-    except MLXSparseError as error:
-        print(f"mlxsparse: error: {error}", file=sys.stderr)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader of our output has gone, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except UsageError as error:
+        return _complain(error, 2)
+    except (MLXSparseError, OSError) as error:
+        return _complain(error, 1)
+    except MemoryError as error:
+        return _complain(MLXSparseError(f"out of memory: {error}"), 1)
     except KeyboardInterrupt:
         print("mlxsparse: interrupted", file=sys.stderr)
         return 130
+
+
+def _complain(error: Exception, status: int) -> int:
+    print(f"mlxsparse: error: {' '.join(str(error).split())}", file=sys.stderr)
     return status
 
 

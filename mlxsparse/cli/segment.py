@@ -1,7 +1,9 @@
 """Label a point cloud with trained weights.
 
-Writes the input file again with the class of each point replaced (LAS, LAZ) or added as a field
-"label" (PCD); points, scales and all other fields stay as they are.
+Writes the input file again with the class of each point replaced (LAS, LAZ) or added as a field "label"
+(PCD, PLY, npz, text); points, scales and all other fields stay as they are. Any cloud can also be written as .ply or
+.npy, or its classes alone as .label, which is what KITTI's and nuScenes' .bin need. Large clouds are labelled
+in overlapping crops.
 """
 
 from __future__ import annotations
@@ -10,18 +12,32 @@ import argparse
 
 import numpy as np
 
-from ..io.points import read_points, write_labels
+from ..io.points import output_format, read_points, write_labels
 from ..tasks import segmentation as task
-from .common import check_output_file
+from .common import check_output_file, positive, progress_bar
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `mlxsparse segment`."""
-    parser.add_argument("cloud", metavar="CLOUD", help="LAS, LAZ or PCD file")
+    parser.add_argument(
+        "cloud", metavar="CLOUD", help="point cloud of any format that `mlxsparse info` reads"
+    )
     parser.add_argument(
         "--weights", required=True, metavar="DIR", help="directory that `mlxsparse train` wrote"
     )
     parser.add_argument("-o", "--output", required=True, metavar="OUT", help="file to write")
+    parser.add_argument(
+        "--votes", type=positive, default=1, metavar="N",
+        help="label N times, each time turned by another angle, and add up (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--crop-points", type=positive, default=task.CROP_POINTS, metavar="N",
+        help="larger clouds are labelled in crops of about N points (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--precision", choices=sorted(task.PRECISIONS), default="float32",
+        help="type that the network computes in (default: %(default)s)",
+    )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
@@ -29,13 +45,20 @@ def run(options: argparse.Namespace) -> int:
     check_output_file(options.output)
     model, settings = task.load(options.weights)
     cloud = read_points(options.cloud)
-    answer = task.predict(model, settings, cloud.points, task.inputs_of(cloud, settings))
+    output_format(cloud.format, options.output)
+    inputs = task.inputs_of(cloud, settings)
+    with progress_bar("segment", "crop") as progress:
+        answer = task.predict(
+            model, settings, cloud.points, inputs, votes=options.votes, crop_points=options.crop_points,
+            precision=options.precision, progress=progress,
+        )  # fmt: skip
     # 0 is "never classified" in LAS: the answer for points without a finite position.
     labels = np.where(answer < 0, 0, np.asarray(settings.classes)[np.maximum(answer, 0)])
     write_labels(cloud, labels, options.output)
-    for number, name in [(c, f"class {c}") for c in settings.classes]:
-        share = float(np.mean(labels == number)) if len(labels) else 0.0
-        print(f"{name:>12}: {int(np.sum(labels == number)):>9} points ({100 * share:.1f}%)")
+    for index in range(len(settings.classes)):
+        count = int(np.sum(answer == index))
+        share = count / len(labels) if len(labels) else 0.0
+        print(f"{settings.name(index):>12}: {count:>9} points ({100 * share:.1f}%)")
     if np.any(answer < 0):
         print(f"{'no position':>12}: {int(np.sum(answer < 0)):>9} points, labelled 0")
     print(f"wrote {options.output}")

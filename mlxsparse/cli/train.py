@@ -1,30 +1,46 @@
 """Train a MinkUNet on classified point clouds.
 
-Reads LAS, LAZ and PCD files with a class of each point, holds out the end of each cloud along its
-longer horizontal axis, trains on the rest and writes model.safetensors, config.json and
-report.json to the output directory.
+Reads LAS, LAZ, COPC, PCD, PLY, KITTI .bin with a .label beside it, .npy, .npz or text with a class of each
+point, holds out the end of each cloud along its longer horizontal axis, trains on the rest, and writes
+model.safetensors, config.json and report.json to the output directory, and after every epoch a
+checkpoint from which --resume goes on.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
+from .. import __version__
 from ..errors import PointCloudError
 from ..io.points import read_points
 from ..tasks import segmentation as task
+from ..tasks.data import INPUT_FIELDS
 from ..tasks.metrics import format_table
-from .common import check_directory, progress_bar
+from ..tasks.training import CHECKPOINT
+from .common import (
+    UsageError,
+    channels,
+    check_directory,
+    fraction,
+    make_directory,
+    positive,
+    positive_float,
+    progress_bar,
+    words,
+    write_json,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `mlxsparse train`."""
-    parser.add_argument("clouds", nargs="+", metavar="CLOUD", help="LAS, LAZ or PCD file with classes")
+    parser.add_argument("clouds", nargs="+", metavar="CLOUD", help="point cloud with a class of each point")
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="directory for the weights")
     parser.add_argument(
         "--epochs", type=positive, default=30, help="passes over the data (default: %(default)s)"
@@ -43,21 +59,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--blocks", type=positive, default=1, help="residual blocks a level (default: %(default)s)"
     )
     parser.add_argument(
+        "--fields", type=words, metavar="NAMES",
+        help="per-point fields to use, as intensity,red, or none (default: those there of "
+        f"{', '.join(INPUT_FIELDS)})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-relief", action="store_true", help="do not use heights above the lowest points around a point"
+    )
+    parser.add_argument("--no-augment", action="store_true", help="do not turn, mirror, scale and thin out")
+    parser.add_argument(
         "--lr", type=positive_float, default=3e-3, help="learning rate (default: %(default)s)"
     )
+    parser.add_argument(
+        "--precision", choices=sorted(task.PRECISIONS), default="float32",
+        help="type that the network computes in; weights stay float32 (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the checkpoint in DIR, if one is there"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Train, score on the held-out part, write the directory."""
     check_directory(options.output)
+    if options.seed < 0:
+        raise UsageError(f"--seed must be at least 0, got {options.seed}")
     clouds = [read_points(path) for path in options.clouds]
-    settings = task.choose_settings(clouds, options.voxel_size)
+    settings = task.choose_settings(
+        clouds, options.voxel_size, use_relief=not options.no_relief, fields=options.fields
+    )
     parts = [task.split(cloud, settings, options.val_split) for cloud in clouds]
+    plan = task.Plan(options.epochs, options.lr, options.seed, options.precision, not options.no_augment)
     report = fit(
-        [a for a, _ in parts], [b for _, b in parts], settings, options.output,
-        epochs=options.epochs, learning_rate=options.lr, channels=options.channels,
-        blocks=options.blocks, seed=options.seed,
+        [a for a, _ in parts], [b for _, b in parts], settings, options.output, plan,
+        channels=options.channels, blocks=options.blocks, resume=options.resume,
     )  # fmt: skip
     print(f"weights: {Path(options.output)}  ({report['seconds']:.0f} s of training)")
     return 0
@@ -68,83 +104,60 @@ def fit(
     held_out: Sequence[task.Part],
     settings: task.Settings,
     directory: str,
+    plan: task.Plan,
     *,
-    epochs: int,
-    learning_rate: float = 3e-3,
-    channels: Sequence[int] = (16, 32, 64, 64),
+    channels: Sequence[int],
     blocks: int = 1,
-    seed: int = 0,
-    names: Sequence[str] | None = None,
-) -> dict[str, object]:
-    """Train with a progress bar, print the held-out table, save weights and report; returns the report."""
-    total = sum(len(part.points) for part in training)
+    resume: bool = False,
+    watch: task.Part | None = None,
+) -> dict[str, Any]:
+    """Train with a progress bar, print the held-out table, save weights and report; returns the report.
+
+    watch: a part to score after each epoch, for the curve.
+    """
+    total = sum(map(len, training))
     if total == 0:
         raise PointCloudError("the training part has no points; lower --val-split")
-    model = task.new_model(settings, channels, blocks, seed)
+    model = task.new_model(settings, channels, blocks, plan.seed)
+    folder = make_directory(directory)
+    counts = np.bincount(np.concatenate([part.labels for part in training]), minlength=len(settings.classes))
+    majority = int(counts.argmax())
+    curve: list[tuple[int, float]] = []
+
+    def after_epoch(epoch: int, loss: float) -> None:
+        if watch is not None:
+            curve.append((epoch, task.score(model, settings, [watch], majority).report()["mean_iou"]))
+
     start = time.perf_counter()
     with progress_bar("train") as progress:
         losses = task.train(
-            model, settings, training,
-            epochs=epochs, learning_rate=learning_rate, seed=seed, progress=progress,
+            model, settings, training, plan,
+            checkpoint=folder / CHECKPOINT, resume=resume, progress=progress, after_epoch=after_epoch,
         )  # fmt: skip
-    seconds = time.perf_counter() - start
-    report: dict[str, object] = {
+    report: dict[str, Any] = {
         "classes": settings.classes,
+        "class_names": [settings.name(i) for i in range(len(settings.classes))],
         "voxel_size": settings.voxel_size,
+        "inputs": [*settings.fields, *(["relief"] if settings.relief else [])],
         "training_points": total,
-        "held_out_points": sum(len(part.points) for part in held_out),
-        "epochs": epochs,
+        "held_out_points": sum(map(len, held_out)),
+        "epochs": plan.epochs,
+        "precision": plan.precision,
         "losses": losses,
-        "seconds": seconds,
+        "seconds": time.perf_counter() - start,
+        "device": mx.default_device().type.name,
+        "version": __version__,
     }
+    if curve:
+        report["curve"] = curve
     if report["held_out_points"]:
-        counts = np.bincount(
-            np.concatenate([part.labels for part in training]), minlength=len(settings.classes)
-        )
-        result = task.score(model, settings, held_out, int(counts.argmax()))
+        result = task.score(model, settings, held_out, majority)
         report["score"] = score = result.report()
-        print(format_table(result.matrix, list(names) if names else [f"class {c}" for c in settings.classes]))
+        print(format_table(result.matrix, report["class_names"]))
         print(
             f"always the majority class: mean IoU {100 * score['majority_mean_iou']:.2f}, "
             f"accuracy {100 * score['majority_accuracy']:.2f}"
         )
-    task.save(model, settings, directory)
-    # NaN (a class absent from truth and prediction) is null in JSON.
-    text = json.dumps(report, indent=2, default=float).replace("NaN", "null")
-    (Path(directory) / "report.json").write_text(text + "\n")
+    task.save(model, settings, folder)
+    write_json(folder / "report.json", report)
     return report
-
-
-# ---------------------------------------------------------------- option types
-
-
-def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return value
-
-
-def positive_float(text: str) -> float:
-    """A finite number above 0."""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a finite number above 0")
-    return value
-
-
-def fraction(text: str) -> float:
-    """A number in [0, 1)."""
-    value = float(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not in [0, 1)")
-    return value
-
-
-def channels(text: str) -> tuple[int, ...]:
-    """Whole numbers with commas between."""
-    try:
-        return tuple(positive(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not like 16,32,64,64") from None

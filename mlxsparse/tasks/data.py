@@ -88,8 +88,11 @@ def choose_settings(
     *,
     use_relief: bool = False,
     names: Sequence[str] = (),
+    fields: Sequence[str] | None = None,
 ) -> Settings:
-    """Settings for training clouds: their classes, common fields, and a voxel size.
+    """Settings for training clouds: their classes, inputs, and a voxel size.
+
+    fields: the inputs, by default those of INPUT_FIELDS that all clouds have. names: of the classes 0, 1, ...
 
     Without `voxel_size`, the size at which the first cloud has half as many voxels as points.
     """
@@ -99,7 +102,15 @@ def choose_settings(
             f"every point of {clouds[0].path!r} has class {classes.tolist()}: nothing to tell apart; "
             "a classified cloud is needed to train"
         )
-    fields = [name for name in INPUT_FIELDS if all(name in cloud.fields for cloud in clouds)]
+    wanted = INPUT_FIELDS if fields is None else fields
+    for name in fields or ():
+        lacking = [c for c in clouds if c.fields.get(name, np.empty((0, 0))).ndim != 1]
+        if lacking:
+            raise PointCloudError(
+                f"{lacking[0].path!r} has no field {name!r} of one number a point; "
+                f"it has {sorted(lacking[0].fields)}"
+            )
+    fields = [name for name in wanted if all(name in cloud.fields for cloud in clouds)]
     scales = []
     for name in fields:
         values = np.concatenate([np.asarray(cloud.fields[name], np.float64) for cloud in clouds])

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import ShapeError
+from ..io.cloud import PointCloud
 from ..io.las import write_las
 from .indoor import CLASSES as INDOOR_CLASSES
 from .indoor import rooms
@@ -23,7 +24,15 @@ from .lidar import World, scan, spinning_lidar
 from .street import CLASSES as STREET_CLASSES
 from .street import LANE, street
 
-__all__ = ["INDOOR_CLASSES", "STREET_CLASSES", "Scene", "indoor_scene", "street_scene", "write_scene"]
+__all__ = [
+    "INDOOR_CLASSES",
+    "STREET_CLASSES",
+    "Scene",
+    "cloud_of",
+    "indoor_scene",
+    "street_scene",
+    "write_scene",
+]
 
 
 @dataclass
@@ -123,11 +132,18 @@ def _scanned(
     return Scene(points.astype(np.float32), intensity.astype(np.float32), label[kept].astype(np.int32), names)
 
 
-def write_scene(scene: Scene, path: str | os.PathLike[str]) -> None:
-    """Write a scene as LAS (LAZ if `path` ends in .laz) in millimetre steps: intensity is scaled to 0..65535,
-    classification holds the label itself (an index into class_names, not an ASPRS class)."""
+def cloud_of(scene: Scene) -> PointCloud:
+    """The scene as a cloud with the fields intensity, scaled to 0..65535, and classification, which holds the
+    label itself (an index into class_names, not an ASPRS class)."""
     fields: dict[str, np.ndarray] = {
         "intensity": np.round(scene.intensity * 65535).astype(np.uint16),
         "classification": scene.labels.astype(np.uint8),
     }
+    return PointCloud(scene.points.astype(np.float64), fields)
+
+
+def write_scene(scene: Scene, path: str | os.PathLike[str]) -> None:
+    """Write a scene as LAS (LAZ if `path` ends in .laz) in millimetre steps with the fields of `cloud_of`."""
+    once = np.ones(len(scene), np.uint8)
+    fields = {**cloud_of(scene).fields, "return_number": once, "number_of_returns": once}
     write_las(path, scene.points, fields, scale=0.001, offset=(0.0, 0.0, 0.0))

@@ -154,7 +154,8 @@ def load(directory: str | os.PathLike[str]) -> tuple[MinkUNet, Settings]:
     if not fits:
         raise CheckpointError(
             f"config.json of {os.fspath(directory)!r} contradicts itself: a model of {args.in_channels} "
-            f"inputs and {args.num_classes} classes, settings of {settings.num_inputs + 3} and {len(settings.classes)}"
+            f"inputs and {args.num_classes} classes, settings of {settings.num_inputs + 3} and "
+            f"{len(settings.classes)}"
         )
     model = MinkUNet(args)
     load_weights(model, directory)

@@ -255,7 +255,7 @@ def _vehicle(
 
 
 def _people(world: World, chance: np.random.Generator, side: int, front: float) -> None:
-    spots = chance.choice(np.arange(-30, 30, 1.5), chance.integers(5, 12), replace=False)
+    spots = chance.choice(np.arange(-30, 30, 1.5), chance.integers(7, 15), replace=False)
     for x in spots:
         y = side * chance.uniform(ROAD + 1.2, front - 1.0)
         if chance.random() < 0.1 and abs(x) > 4:

@@ -166,12 +166,18 @@ def lowered(model: mlx.nn.Module, dtype: mx.Dtype) -> Iterator[None]:
         yield
         return
     norms = {name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm)}
-    master = [(k, v) for k, v in tree_flatten(model.parameters()) if k.rpartition(".")[0] not in norms]
+    master = [(k, v) for k, v in flat(model.parameters()) if k.rpartition(".")[0] not in norms]
     model.update(tree_unflatten([(name, value.astype(dtype)) for name, value in master]))
     try:
         yield
     finally:
         model.update(tree_unflatten(master))
+
+
+def flat(tree: Any) -> list[tuple[str, mx.array]]:
+    """(dotted name, array) of every leaf."""
+    leaves: Any = tree_flatten(tree)
+    return list(leaves)
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -200,8 +206,8 @@ def _save(
     identity: dict[str, Any],
     state: _State,
 ) -> None:
-    arrays = {f"model.{k}": v for k, v in tree_flatten(model.parameters())}
-    arrays |= {f"optimizer.{k}": v for k, v in tree_flatten(optimizer.state)}
+    arrays = {f"model.{k}": v for k, v in flat(model.parameters())}
+    arrays |= {f"optimizer.{k}": v for k, v in flat(optimizer.state)}
     # MLX does not notice a full disk, so it writes to memory.
     memory = io.BytesIO()
     mx.save_safetensors(
@@ -215,7 +221,8 @@ def _load(
     model: MinkUNet, optimizer: optim.AdamW, path: str | os.PathLike[str], identity: dict[str, Any]
 ) -> _State:
     try:
-        arrays, metadata = mx.load(os.fspath(path), format="safetensors", return_metadata=True)
+        loaded: Any = mx.load(os.fspath(path), format="safetensors", return_metadata=True)
+        arrays, metadata = loaded
         found, state = json.loads(metadata["identity"]), _State(**json.loads(metadata["state"]))
         mx.eval(arrays)
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:

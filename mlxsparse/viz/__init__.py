@@ -1,1 +1,1 @@
-"""Pictures of point clouds and voxels."""
+"""Pictures of point clouds, voxels and trainings."""

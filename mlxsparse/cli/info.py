@@ -1,0 +1,74 @@
+"""Say what is in point-cloud files: format, extent, CRS, fields, classes.
+
+Reads LAS, LAZ, COPC, PCD (ascii, binary, compressed), PLY, KITTI and nuScenes .bin, .npy, .npz and text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import numpy as np
+
+from ..errors import PointCloudError
+from ..io.cloud import NAMES, PointCloud
+from ..io.points import read_points
+from ..tasks.data import half_size, labels_of
+
+_MOST_CLASSES = 40
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `mlxsparse info`."""
+    parser.add_argument("clouds", nargs="+", metavar="CLOUD", help="point-cloud file")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Describe each file; status 1 if one cannot be read, after the others were described."""
+    status = 0
+    for path in options.clouds:
+        try:
+            print("\n".join(describe(read_points(path))), flush=True)
+        except PointCloudError as error:
+            print(f"mlxsparse: error: {error}", file=sys.stderr)
+            status = 1
+    return status
+
+
+def describe(cloud: PointCloud) -> list[str]:
+    """Lines of text about a cloud."""
+    finite = np.isfinite(cloud.points).all(axis=1)
+    lost = len(cloud) - int(finite.sum())
+    lines = [cloud.path, f"  {'format':<11}{NAMES[cloud.format]}"]
+    lines += [f"  {key:<11}{value}" for key, value in cloud.details.items()]
+    lines.append(
+        f"  {'points':<11}{len(cloud)}" + (f", {lost} of them without a finite position" if lost else "")
+    )
+    if finite.any():
+        xyz = cloud.points[finite]
+        for axis, low, high in zip("xyz", xyz.min(axis=0), xyz.max(axis=0)):
+            lines.append(f"  {axis:<11}{low:.10g} to {high:.10g}")
+        lines.append(f"  {'voxels':<11}half as many as points at voxel size {half_size(xyz):g}")
+    for name, values in cloud.fields.items():
+        if name not in "xyz":
+            lines.append(f"  {name:<22}{_range(values)}")
+    return lines + _classes(cloud)
+
+
+def _range(values: np.ndarray) -> str:
+    kind = str(values.dtype) + ("" if values.ndim == 1 else f" x {values.shape[1]}")
+    known = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+    if not known.size:
+        return kind
+    return f"{kind:<10}{float(known.min()):.8g} to {float(known.max()):.8g}"
+
+
+def _classes(cloud: PointCloud) -> list[str]:
+    try:
+        numbers, counts = np.unique(labels_of(cloud), return_counts=True)
+    except PointCloudError:
+        return ["  no classes: labels can be made by `mlxsparse segment`, not trained on"]
+    shown = [f"  class {n:<8}{c} points ({100 * c / len(cloud):.1f}%)" for n, c in zip(numbers, counts)]
+    return shown[:_MOST_CLASSES] + (
+        [f"  and {len(shown) - _MOST_CLASSES} more"] * (len(shown) > _MOST_CLASSES)
+    )
