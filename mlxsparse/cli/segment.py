@@ -1,9 +1,9 @@
 """Label a point cloud with trained weights.
 
 Writes the input file again with the class of each point replaced (LAS, LAZ) or added as a field "label"
-(PCD, PLY, npz, text); points, scales and all other fields stay as they are. Any cloud can also be written as .ply or
-.npy, or its classes alone as .label, which is what KITTI's and nuScenes' .bin need. Large clouds are labelled
-in overlapping crops.
+(PCD, PLY, npz, text); points, scales and all other fields stay as they are. Any cloud can also be
+written as .ply or .npy, or its classes alone as .label, which is what KITTI's and nuScenes' .bin need. Large
+clouds are labelled in overlapping crops.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def render(points: np.ndarray, colours: np.ndarray, camera: Camera) -> np.ndarra
 
 
 def along(points: np.ndarray, camera: Camera) -> Camera:
-    """The camera with its azimuth counted from the horizontal direction in which the points (N, 3) spread most."""
+    """The camera with its azimuth counted from the direction in which the points (N, 3) spread most."""
     flat = points[np.isfinite(points).all(axis=1), :2]
     if len(flat) < 2:
         return camera

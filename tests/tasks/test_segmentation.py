@@ -76,7 +76,7 @@ def test_it_learns_and_the_weights_come_back(tmp_path):
     train, held = task.split(cloud, settings, 0.25)
     model = task.new_model(settings, (8, 16), 1)
     seen = []
-    losses = task.train(model, settings, [train], epochs=12, progress=lambda *a: seen.append(a))
+    losses = task.train(model, settings, [train], task.Plan(12), progress=lambda *a: seen.append(a))
     assert losses[-1] < 0.5 * losses[0] and [a[0] for a in seen] == list(range(1, 13))
     report = task.score(model, settings, [held], 0).report()
     assert report["mean_iou"] > report["majority_mean_iou"] + 0.3 and min(report["iou"]) > 0.8
@@ -98,7 +98,7 @@ def test_training_is_deterministic():
     train, _ = task.split(cloud, settings, 0)
 
     def run():
-        return task.train(task.new_model(settings, (4, 8), 1, seed=3), settings, [train], epochs=3, seed=3)
+        return task.train(task.new_model(settings, (4, 8), 1, seed=3), settings, [train], task.Plan(3, seed=3))
 
     assert run() == run()
 
@@ -139,7 +139,7 @@ def test_nothing_to_train_on():
     settings = task.choose_settings([cloud], 0.3)
     empty = task.Part(np.empty((0, 3)), np.empty((0, 2), np.float32), np.empty(0, np.int32))
     with pytest.raises(PointCloudError, match="nothing to train on"):
-        task.train(task.new_model(settings, (4,), 1), settings, [empty], epochs=1)
+        task.train(task.new_model(settings, (4,), 1), settings, [empty], task.Plan(1))
     with pytest.raises(PointCloudError, match="held out"):
         task.score(task.new_model(settings, (4,), 1), settings, [empty], 0)
     mx.synchronize()

@@ -1,0 +1,101 @@
+"""PLY: encodings, what is kept beside the label, damage."""
+
+from __future__ import annotations
+
+import numpy as np
+import plyfile
+import pytest
+
+from mlxsparse.errors import PointCloudError
+from mlxsparse.io.ply import write_ply
+from mlxsparse.io.points import read_points, write_labels
+
+KINDS = [("x", "f8"), ("y", "f8"), ("z", "f4"), ("nx", "f4"), ("red", "u1"), ("scalar_Class", "f4"), ("id", "i4")]
+
+
+def table(n=7):
+    chance = np.random.default_rng(0)
+    data = np.empty(n, KINDS)
+    for name, kind in KINDS:
+        data[name] = chance.integers(0, 200, n) if kind in ("u1", "i4") else chance.normal(0, 1e3, n)
+    data["x"][2] = 512700.123456789
+    return data
+
+
+def ply_file(path, text, byte_order="<", extra=True):
+    vertex = plyfile.PlyElement.describe(table(), "vertex", comments=["of the vertices"])
+    faces = np.empty(2, [("vertex_indices", "O"), ("quality", "f4")])
+    faces["vertex_indices"] = [np.array([0, 1, 2], "i4"), np.array([2, 3, 4, 5], "i4")]
+    faces["quality"] = [0.5, 2]
+    face = plyfile.PlyElement.describe(faces, "face", len_types={"vertex_indices": "u1"},
+                                       val_types={"vertex_indices": "i4"})
+    elements = [vertex, face] if extra else [vertex]
+    plyfile.PlyData(elements, text, byte_order, ["made by hand"], ["survey 7"]).write(str(path))
+    return path
+
+
+@pytest.mark.parametrize(("text", "order"), [(True, "="), (False, "<"), (False, ">")])
+def test_labels_round_trip_and_the_rest_is_kept(text, order, tmp_path):
+    cloud = read_points(ply_file(tmp_path / "a.ply", text, order))
+    data = table()
+    np.testing.assert_array_equal(cloud.points, np.stack([data[a].astype(float) for a in "xyz"], axis=1))
+    assert cloud.format == "ply" and cloud.fields["red"].dtype == np.uint8
+    labels = np.array([0, 1, 2, 3, 4, 5, -1])
+    write_labels(cloud, labels, tmp_path / "b.ply")
+    write_labels(read_points(tmp_path / "b.ply"), labels, tmp_path / "c.ply")  # now the label is replaced
+    for name in ("b.ply", "c.ply"):
+        after = plyfile.PlyData.read(str(tmp_path / name))
+        assert after["vertex"].data.dtype.names == (*data.dtype.names, "label")
+        np.testing.assert_array_equal(after["vertex"]["label"], labels)
+        for column in data.dtype.names:
+            np.testing.assert_array_equal(after["vertex"][column], data[column])
+        assert [list(f) for f in after["face"]["vertex_indices"]] == [[0, 1, 2], [2, 3, 4, 5]]
+        assert (after.text, after.comments, after.obj_info) == (text, ["made by hand"], ["survey 7"])
+        assert after.text or after.byte_order == order
+        assert after["vertex"].comments == ["of the vertices"]
+
+
+def test_write_ply_and_types_that_ply_lacks(tmp_path):
+    points = np.arange(12.0).reshape(4, 3)
+    fields = {"red": np.arange(4, dtype=np.uint8), "big": np.array([0, 1, 2, 2**40]), "label": np.arange(4),
+              "half": np.ones(4, np.float16), "two words": np.ones(4, bool)}
+    write_ply(tmp_path / "a.ply", points, fields)
+    cloud = read_points(tmp_path / "a.ply")
+    np.testing.assert_array_equal(cloud.points, points)
+    assert cloud.fields["big"][3] == 2.0**40 and cloud.fields["label"].dtype == np.int32
+    assert cloud.fields["half"].dtype == np.float32 and cloud.fields["two_words"].tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("text", [True, False])
+def test_files_that_end_early(text, tmp_path):
+    content = ply_file(tmp_path / "a.ply", text, extra=False).read_bytes()
+    header = content.index(b"end_header") + 11
+    for size in (3, 4, 30, header - 1, header, header + 9, len(content) - 3):
+        (tmp_path / "b.ply").write_bytes(content[:size])
+        with pytest.raises(PointCloudError, match="b.ply"):
+            read_points(tmp_path / "b.ply")
+
+
+def test_without_vertices_or_positions(tmp_path):
+    head = "ply\nformat ascii 1.0\nelement {} 1\nproperty float x\nproperty float y\nend_header\n1 2\n"
+    (tmp_path / "a.ply").write_text(head.format("vertex"))
+    with pytest.raises(PointCloudError, match="no property 'z'"):
+        read_points(tmp_path / "a.ply")
+    (tmp_path / "a.ply").write_text(head.format("camera"))
+    with pytest.raises(PointCloudError, match="no element 'vertex'; it has camera"):
+        read_points(tmp_path / "a.ply")
+
+
+def test_damaged_bytes_raise_point_cloud_errors(tmp_path):
+    chance = np.random.default_rng(1)
+    for text in (True, False):
+        content = np.frombuffer(ply_file(tmp_path / "a.ply", text).read_bytes(), np.uint8)
+        for _ in range(80):
+            damaged = content.copy()
+            damaged[chance.integers(0, len(content), 3)] = chance.integers(0, 256, 3)
+            (tmp_path / "b.data").write_bytes(damaged.tobytes())
+            try:
+                cloud = read_points(tmp_path / "b.data")
+            except PointCloudError:
+                continue
+            assert cloud.points.shape == (len(cloud), 3)

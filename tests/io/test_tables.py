@@ -1,0 +1,209 @@
+"""KITTI and nuScenes .bin, .npy, .npz and text: columns, labels, damage."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mlxsparse.errors import PointCloudError
+from mlxsparse.io.cloud import PointCloud
+from mlxsparse.io.points import output_format, read_points, write_labels
+from tests.data_paths import data_path
+
+
+def scan(columns, n=40):
+    """A scan of n points whose fifth column, if any, is a ring number."""
+    chance = np.random.default_rng(columns)
+    table = chance.normal(0, 20, (n, columns)).astype(np.float32)
+    table[:, 3] = chance.random(n)
+    if columns == 5:
+        table[:, 4] = chance.integers(0, 32, n)
+    return table
+
+
+# --- .bin -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("columns", "n", "name", "kind"), [
+    (4, 41, "a.bin", "kitti"), (4, 40, "a.bin", "kitti"), (5, 41, "a.bin", "nuscenes"),
+    (5, 40, "a.bin", "nuscenes"), (5, 40, "a.pcd.bin", "nuscenes"),
+])
+def test_kitti_and_nuscenes_are_told_apart(columns, n, name, kind, tmp_path):
+    table = scan(columns, n)
+    table.tofile(tmp_path / name)
+    cloud = read_points(tmp_path / name)
+    assert cloud.format == kind and len(cloud) == n
+    np.testing.assert_array_equal(cloud.points, table[:, :3].astype(np.float64))
+    np.testing.assert_array_equal(cloud.fields["intensity"], table[:, 3])
+    assert ("ring" in cloud.fields) == (columns == 5)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_semantic_kitti_labels(beside, tmp_path):
+    (tmp_path / "velodyne").mkdir()
+    (tmp_path / "labels").mkdir()
+    scan(4).tofile(tmp_path / "velodyne" / "000007.bin")
+    place = (tmp_path / "velodyne" if beside else tmp_path / "labels") / "000007.label"
+    (np.arange(40, dtype=np.uint32) | 3 << 16).tofile(place)
+    cloud = read_points(tmp_path / "velodyne" / "000007.bin")
+    assert cloud.fields["label"].tolist() == list(range(40)) and set(cloud.fields["instance"]) == {3}
+    write_labels(cloud, np.arange(40)[::-1], tmp_path / "out.label")
+    assert np.fromfile(tmp_path / "out.label", "<u4").tolist() == list(range(40))[::-1]
+    with pytest.raises(PointCloudError, match="no room for a class"):
+        write_labels(cloud, np.arange(40), tmp_path / "out.bin")
+    with pytest.raises(PointCloudError, match="0 to 65535"):
+        write_labels(cloud, np.full(40, -1), tmp_path / "out2.label")
+    place.write_bytes(b"12345678")
+    with pytest.raises(PointCloudError, match="40 points need 160"):
+        read_points(tmp_path / "velodyne" / "000007.bin")
+
+
+def test_bytes_that_are_no_scan(tmp_path):
+    path = tmp_path / "a.bin"
+    path.write_bytes(scan(4).tobytes()[:-1])
+    with pytest.raises(PointCloudError, match="ends early"):
+        read_points(path)
+    for value in (np.nan, np.inf, 1e9):
+        table = scan(4)
+        table[3, 1] = value
+        table.tofile(path)
+        with pytest.raises(PointCloudError, match="no KITTI or nuScenes"):
+            read_points(path)
+    path.write_bytes(b"x" * 160)  # read as float32, far away
+    with pytest.raises(PointCloudError, match="no KITTI or nuScenes"):
+        read_points(path)
+
+
+# --- .npy and .npz ----------------------------------------------------------------------------------------
+
+
+def test_npy(tmp_path):
+    table = scan(5)
+    np.save(tmp_path / "a.npy", table)
+    cloud = read_points(tmp_path / "a.npy")
+    assert list(cloud.fields) == ["x", "y", "z", "column_4", "column_5"]
+    write_labels(cloud, np.arange(40), tmp_path / "b.npy")
+    again = read_points(tmp_path / "b.npy")
+    np.testing.assert_array_equal(again.points, cloud.points)
+    assert again.fields["column_4"].tobytes() == cloud.fields["column_4"].tobytes()
+    assert again.fields["label"].tolist() == list(range(40))
+    write_labels(again, np.zeros(40, int), tmp_path / "b.npy")
+    assert not read_points(tmp_path / "b.npy").fields["label"].any()
+    for bad in (np.zeros(5), np.zeros((4, 2)), np.zeros((4, 3), "U2"), np.zeros(3, [("x", "f4")])):
+        np.save(tmp_path / "c.npy", bad)
+        with pytest.raises(PointCloudError, match="c.npy"):
+            read_points(tmp_path / "c.npy")
+    np.save(tmp_path / "c.npy", np.array([{}], object), allow_pickle=True)
+    with pytest.raises(PointCloudError, match="Python objects"):
+        read_points(tmp_path / "c.npy")
+
+
+def test_npz(tmp_path):
+    points, other = scan(3), np.arange(6.0).reshape(2, 3)
+    np.savez(tmp_path / "a.npz", xyz=points, pose=other, labels=np.arange(40), name=np.array("a scan"))
+    cloud = read_points(tmp_path / "a.npz")
+    np.testing.assert_array_equal(cloud.points, points)
+    assert cloud.fields["label"].tolist() == list(range(40))
+    write_labels(cloud, np.ones(40, int), tmp_path / "b.npz")
+    with np.load(tmp_path / "b.npz") as after:
+        assert set(after.files) == {"xyz", "pose", "label", "name"} and str(after["name"]) == "a scan"
+        assert after["xyz"].tobytes() == points.tobytes() and after["pose"].tobytes() == other.tobytes()
+        assert after["label"].tolist() == [1] * 40
+    np.savez(tmp_path / "c.npz", a=points, b=points)
+    with pytest.raises(PointCloudError, match="surely the points"):
+        read_points(tmp_path / "c.npz")
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_arrays_that_end_early_or_are_damaged(suffix, tmp_path):
+    path = tmp_path / f"a{suffix}"
+    (np.save if suffix == ".npy" else np.savez_compressed)(path, scan(3))
+    content = np.frombuffer(path.read_bytes(), np.uint8)
+    chance = np.random.default_rng(2)
+    for size in chance.integers(8, len(content) - 1, 20):
+        path.write_bytes(content[:size].tobytes())
+        with pytest.raises(PointCloudError):
+            read_points(path)
+    for _ in range(60):
+        damaged = content.copy()
+        damaged[chance.integers(0, len(content), 2)] = chance.integers(0, 256, 2)
+        path.write_bytes(damaged.tobytes())
+        try:
+            cloud = read_points(path)
+        except PointCloudError:
+            continue
+        assert cloud.points.shape == (len(cloud), 3)
+
+
+# --- text -------------------------------------------------------------------------------------------------
+
+TEXTS = {
+    "blanks.xyz": ("1 2.50 3\n4 5 -6e0\n", ["x", "y", "z"]),
+    "header.csv": ("X,Y,Z,Intensity\n1,2.50,3,7\n4,5,-6e0,9\n", ["x", "y", "z", "intensity"]),
+    "comment.txt": ("# made by hand\n//x y z class\n1 2.50 3 7\n4 5 -6e0 9\n", ["x", "y", "z", "label"]),
+    "count.pts": ("2\n1 2.50 3 -100 7 8 9\n4 5 -6e0 -3 7 8 9\n", "x y z intensity red green blue".split()),
+    "colour.asc": ("1;2.50;3;7;8;9\n\n4;5;-6e0;0;0;255\n", "x y z red green blue".split()),
+    "many.xyz": ("1 2.50 3 4 5\n4 5 -6e0 4 5", ["x", "y", "z", "column_4", "column_5"]),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text(name, tmp_path):
+    text, names = TEXTS[name]
+    path = tmp_path / name
+    path.write_text(text)
+    cloud = read_points(path)
+    assert cloud.format == "text" and list(cloud.fields) == names
+    np.testing.assert_array_equal(cloud.points, [[1, 2.5, 3], [4, 5, -6]])
+    write_labels(cloud, np.array([5, 6]), path)
+    again = read_points(path)
+    assert again.fields["label"].tolist() == [5, 6] and "2.50" in path.read_text() and "-6e0" in path.read_text()
+    for field in set(names) - {"label"}:
+        np.testing.assert_array_equal(again.fields[field], cloud.fields[field])
+    write_labels(again, np.array([1, 0]), path)
+    assert read_points(path).fields["label"].tolist() == [1, 0]
+    assert len(read_points(path).fields) == len({*names, "label"})
+
+
+def test_text_that_is_damaged(tmp_path):
+    path = tmp_path / "a.xyz"
+    for text, words in (("1 2 3\n4 5\n", "damaged or ends early"), ("1 2 3\n4 five 6\n", "damaged or ends early"),
+                        ("3\n1 2 3\n4 5 6\n", "says it has 3 points"), ("hello\n", "none of"),
+                        ("1 2\n3 4\n", "none of"), ("# x y z\n", "none of")):
+        path.write_text(text)
+        with pytest.raises(PointCloudError, match=words):
+            read_points(path)
+
+
+# --- any format -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["pdal_data.xyz", "trimesh_points_cloudcompare.xyz", "spconv_benchmark-pc.npz"])
+def test_real_files_keep_every_point(name, tmp_path):
+    cloud = read_points(data_path("clouds", name))
+    labels = np.arange(len(cloud)) % 5
+    for suffix in (cloud.path[cloud.path.rindex("."):], ".ply", ".npy"):
+        write_labels(cloud, labels, tmp_path / f"out{suffix}")
+        again = read_points(tmp_path / f"out{suffix}")
+        np.testing.assert_array_equal(again.points, cloud.points)
+        np.testing.assert_array_equal(again.fields["label"], labels)
+
+
+def test_output_formats():
+    assert output_format("laz", "a.las") == "las" and output_format("laz", "a") == "laz"
+    assert output_format("kitti", "a.label") == "label" and output_format("pcd", "a.ply") == "ply"
+    for source, path, words in (("laz", "a.pcd", "keeps the format"), ("laz", "a.foo", "says no format"),
+                                ("kitti", "a.bin", "no room"), ("kitti", "a", "no room"), ("", "a.las", "read_points")):
+        with pytest.raises(PointCloudError, match=words):
+            output_format(source, path)
+    with pytest.raises(PointCloudError, match="read_points"):
+        write_labels(PointCloud(np.zeros((2, 3))), np.zeros(2, int), "a.ply")
+
+
+def test_mislabelled(tmp_path):
+    np.save(tmp_path / "a.npy", scan(3))
+    for suffix in (".las", ".pcd", ".ply", ".bin", ".npz", ".xyz"):
+        path = (tmp_path / "a.npy").rename(tmp_path / f"a{suffix}")
+        with pytest.raises(PointCloudError, match=f"extension {suffix} says"):
+            read_points(path)
+        path.rename(tmp_path / "a.npy")

@@ -1,0 +1,134 @@
+"""The training loop: checkpoints, precisions, what may not be resumed."""
+
+from __future__ import annotations
+
+import os
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from mlxsparse.errors import CheckpointError, MLXSparseError, PointCloudError
+from mlxsparse.tasks import segmentation as task
+from mlxsparse.tasks import training
+from tests.tasks.test_segmentation import floor_and_posts
+
+pytestmark = pytest.mark.usefixtures("device")
+
+
+@pytest.fixture(scope="module")
+def job():
+    cloud = floor_and_posts(n=700)
+    settings = task.choose_settings([cloud], 0.3, use_relief=True)
+    part, _ = task.split(cloud, settings, 0)
+    return settings, [part.take(np.arange(0, len(part), 2)), part.take(np.arange(1, len(part), 2))]
+
+
+def weights(model):
+    return {name: np.array(value) for name, value in tree_flatten(model.parameters())}
+
+
+def fresh(settings):
+    return task.new_model(settings, (4, 8), 1, seed=1)
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_stopped_training_resumes_to_the_same_bits(job, precision, tmp_path):
+    settings, parts = job
+    plan = task.Plan(5, seed=1, precision=precision)
+    whole = fresh(settings)
+    losses = task.train(whole, settings, parts, plan)
+
+    path = tmp_path / "checkpoint.safetensors"
+    steps = []
+
+    def stop(done, total, loss):
+        steps.append(done)
+        if done == 7:  # within the fourth epoch of two steps
+            raise Stop
+
+    with pytest.raises(Stop):
+        task.train(fresh(settings), settings, parts, plan, checkpoint=path, progress=stop)
+    resumed = task.new_model(settings, (4, 8), 1, seed=99)  # whatever it starts from
+    seen = []
+    again = task.train(resumed, settings, parts, plan, checkpoint=path, resume=True,
+                       progress=lambda *a: seen.append(a[0]))  # fmt: skip
+    assert again == losses and seen == [7, 8, 9, 10] and os.listdir(tmp_path) == [path.name]
+    for name, value in weights(whole).items():
+        assert value.tobytes() == weights(resumed)[name].tobytes(), name
+    # A finished training is not repeated.
+    done = fresh(settings)
+    assert task.train(done, settings, parts, plan, checkpoint=path, resume=True, progress=stop) == losses
+    assert len(steps) == 7
+
+
+def test_checkpoints_of_another_training(job, tmp_path):
+    settings, parts = job
+    path = tmp_path / "c.safetensors"
+    task.train(fresh(settings), settings, parts, task.Plan(1), checkpoint=path)
+
+    def resume(match, model=None, plan=None, data=parts, settings=settings):
+        with pytest.raises(CheckpointError, match=match):
+            task.train(model or fresh(settings), settings, data, plan or task.Plan(1), checkpoint=path, resume=True)
+
+    resume("plan is {'epochs': 1}, here it is {'epochs': 2}", plan=task.Plan(2))
+    resume("model is {'channels'", model=task.new_model(settings, (4, 9), 1))
+    resume("data", data=parts[:1])
+    content = path.read_bytes()
+    for damaged in (content[: len(content) // 2], content[:5], b"", b"x" * 100):
+        path.write_bytes(damaged)
+        resume("no checkpoint")
+    task.train(fresh(settings), settings, parts, task.Plan(1), checkpoint=path)  # without resume it is replaced
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_lower_precision_learns_and_keeps_float32_weights(job, precision):
+    settings, parts = job
+    model = fresh(settings)
+    losses = task.train(model, settings, parts, task.Plan(8, precision=precision))
+    assert losses[-1] < 0.6 * losses[0]
+    assert {value.dtype for value in weights(model).values()} == {np.dtype(np.float32)}
+    plain = task.predict(model, settings, parts[0].points, parts[0].inputs)
+    low = task.predict(model, settings, parts[0].points, parts[0].inputs, precision=precision)
+    assert np.mean(plain == low) > 0.97
+    assert {value.dtype for value in weights(model).values()} == {np.dtype(np.float32)}
+
+
+def test_an_overflow_in_float16_costs_a_step_and_lowers_the_scale(job):
+    settings, _ = job
+    model = fresh(settings)
+    optimizer = training._optimizer(1e-3, 10)
+    optimizer.init(model.trainable_parameters())
+    state = training._State(0, [], 2.0**12, 5)
+    before = weights(model)
+    infinite = {name: mx.full(value.shape, float("inf")) for name, value in tree_flatten(model.trainable_parameters())}
+    training._update(model, optimizer, training.tree_unflatten(list(infinite.items())), state, "float16")
+    assert state.scale == 2.0**11 and state.steps_without_overflow == 0
+    assert all(np.array_equal(before[name], value) for name, value in weights(model).items())
+
+
+def test_a_plan_that_cannot_be(job):
+    settings, parts = job
+    for plan, match in ((task.Plan(0), "epochs"), (task.Plan(1, precision="int8"), "precision")):
+        with pytest.raises(MLXSparseError, match=match):
+            task.train(fresh(settings), settings, parts, plan)
+
+
+def test_a_full_disk_ends_the_training_with_an_error(job, tmp_path, monkeypatch):
+    settings, parts = job
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(PointCloudError, match="No space left"):
+        task.train(fresh(settings), settings, parts, task.Plan(1), checkpoint=tmp_path / "c.safetensors")
+    with pytest.raises(CheckpointError, match="No space left"):
+        task.save(fresh(settings), settings, tmp_path / "weights")
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
