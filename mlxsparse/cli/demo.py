@@ -28,7 +28,7 @@ from .train import fit
 #: Generator, voxel size, cell of the baseline's normals (metres), and how to look at a scene.
 KINDS: dict[str, tuple[Any, float, float, Camera]] = {
     "street": (street_scene, 0.2, 0.4, Camera((0, 0, 0.5), 40, 28, 32, height=600, point=0.13)),
-    "indoor": (indoor_scene, 0.06, 0.12, Camera((0, 0, 0.4), 13, 30, 52, height=700, point=0.035)),
+    "indoor": (indoor_scene, 0.06, 0.12, Camera((0, 0, 0.4), 15, 30, 58, height=700, point=0.04)),
 }
 HELD_OUT_SEEDS = 1000  # the first one; training scenes count from 0
 CHANNELS = (16, 32, 64, 64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import secrets
 from collections.abc import Iterator
@@ -99,6 +100,31 @@ def check_labels(labels: np.ndarray, count: int) -> np.ndarray:
     return labels
 
 
+class _Writer:
+    """A binary file that libraries can only reach through its methods.
+
+    NumPy writes to a file's descriptor where there is one, past the errors of a full disk; and what some
+    libraries raise instead of an OSError does not say what happened: `error` does.
+    """
+
+    def __init__(self, stream: BinaryIO):
+        self._stream = stream
+        self.error: OSError | None = None
+
+    def write(self, content: Any) -> int:
+        try:
+            return self._stream.write(content)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def fileno(self) -> int:
+        raise io.UnsupportedOperation("write to this file by write()")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Binary file whose content appears at `path` whole when the block ends, or not at all if it raises.
@@ -109,14 +135,19 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     # A link keeps pointing where it did: its target is replaced.
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    writer: Any = None
     try:
         with open(temporary, "xb+") as stream:
-            yield stream
+            writer = _Writer(stream)
+            yield writer
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, target)
-    except OSError as error:
-        raise PointCloudError(f"cannot write {os.fspath(path)!r}: {error}") from error
+    except Exception as error:
+        reason = error if isinstance(error, OSError) else writer.error if writer else None
+        if reason is None:
+            raise
+        raise PointCloudError(f"cannot write {os.fspath(path)!r}: {reason}") from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()

@@ -28,9 +28,9 @@ def rooms(chance: np.random.Generator) -> World:
     low, high = center - half + 0.9, center + half - 0.9
     taken = [(0.0, 0.0, 1.3)]
     _partitions(world, chance, low, high, taken)
-    for _ in range(int(chance.integers(5, 10))):
+    for _ in range(int(chance.integers(8, 14))):
         _group(world, chance, low, high, taken)
-    for _ in range(int(chance.integers(3, 9))):  # chairs by themselves
+    for _ in range(int(chance.integers(2, 7))):  # chairs by themselves
         spot = _free(chance, low, high, 0.45, taken)
         if spot is not None:
             _chair(world, chance, *spot, chance.uniform(0, 2 * np.pi))

@@ -89,7 +89,7 @@ def indoor_scene(
     _check(rings, columns, max_range, range_noise, dropout)
     chance = np.random.default_rng([seed, 1])
     world = rooms(chance)
-    sensor = np.array([0.0, 0.0, chance.uniform(1.1, 1.7)])
+    sensor = np.array([0.0, 0.0, chance.uniform(1.4, 1.9)])
     directions = spinning_lidar(chance, rings, columns, (18.0, -55.0))
     return _scanned(world, chance, sensor, directions, INDOOR_CLASSES, max_range, range_noise, dropout)
 
@@ -139,7 +139,8 @@ def cloud_of(scene: Scene) -> PointCloud:
         "intensity": np.round(scene.intensity * 65535).astype(np.uint16),
         "classification": scene.labels.astype(np.uint8),
     }
-    return PointCloud(scene.points.astype(np.float64), fields)
+    # The numbers that a LAS file of millimetre steps gives back.
+    return PointCloud(np.round(scene.points.astype(np.float64) * 1000) * 0.001, fields)
 
 
 def write_scene(scene: Scene, path: str | os.PathLike[str]) -> None:

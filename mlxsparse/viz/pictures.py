@@ -86,6 +86,8 @@ def draw_training(
         axis.plot(range(1, len(losses) + 1), losses, color="#d0562f", marker="o", markersize=3)
         axis.set(xlabel="epoch", ylabel="training loss", yscale="log", xlim=(0.5, len(losses) + 0.5))
         axis.yaxis.label.set_color("#d0562f")
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
         axis.grid(alpha=0.25, which="both")
         axis.spines["top"].set_visible(False)
         if scores:

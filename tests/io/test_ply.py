@@ -10,7 +10,15 @@ from mlxsparse.errors import PointCloudError
 from mlxsparse.io.ply import write_ply
 from mlxsparse.io.points import read_points, write_labels
 
-KINDS = [("x", "f8"), ("y", "f8"), ("z", "f4"), ("nx", "f4"), ("red", "u1"), ("scalar_Class", "f4"), ("id", "i4")]
+KINDS = [
+    ("x", "f8"),
+    ("y", "f8"),
+    ("z", "f4"),
+    ("nx", "f4"),
+    ("red", "u1"),
+    ("scalar_Class", "f4"),
+    ("id", "i4"),
+]
 
 
 def table(n=7):
@@ -27,8 +35,9 @@ def ply_file(path, text, byte_order="<", extra=True):
     faces = np.empty(2, [("vertex_indices", "O"), ("quality", "f4")])
     faces["vertex_indices"] = [np.array([0, 1, 2], "i4"), np.array([2, 3, 4, 5], "i4")]
     faces["quality"] = [0.5, 2]
-    face = plyfile.PlyElement.describe(faces, "face", len_types={"vertex_indices": "u1"},
-                                       val_types={"vertex_indices": "i4"})
+    face = plyfile.PlyElement.describe(
+        faces, "face", len_types={"vertex_indices": "u1"}, val_types={"vertex_indices": "i4"}
+    )
     elements = [vertex, face] if extra else [vertex]
     plyfile.PlyData(elements, text, byte_order, ["made by hand"], ["survey 7"]).write(str(path))
     return path
@@ -57,8 +66,13 @@ def test_labels_round_trip_and_the_rest_is_kept(text, order, tmp_path):
 
 def test_write_ply_and_types_that_ply_lacks(tmp_path):
     points = np.arange(12.0).reshape(4, 3)
-    fields = {"red": np.arange(4, dtype=np.uint8), "big": np.array([0, 1, 2, 2**40]), "label": np.arange(4),
-              "half": np.ones(4, np.float16), "two words": np.ones(4, bool)}
+    fields = {
+        "red": np.arange(4, dtype=np.uint8),
+        "big": np.array([0, 1, 2, 2**40]),
+        "label": np.arange(4),
+        "half": np.ones(4, np.float16),
+        "two words": np.ones(4, bool),
+    }
     write_ply(tmp_path / "a.ply", points, fields)
     cloud = read_points(tmp_path / "a.ply")
     np.testing.assert_array_equal(cloud.points, points)

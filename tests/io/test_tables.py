@@ -15,7 +15,8 @@ def scan(columns, n=40):
     """A scan of n points whose fifth column, if any, is a ring number."""
     chance = np.random.default_rng(columns)
     table = chance.normal(0, 20, (n, columns)).astype(np.float32)
-    table[:, 3] = chance.random(n)
+    if columns > 3:
+        table[:, 3] = chance.random(n)
     if columns == 5:
         table[:, 4] = chance.integers(0, 32, n)
     return table
@@ -24,10 +25,16 @@ def scan(columns, n=40):
 # --- .bin -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("columns", "n", "name", "kind"), [
-    (4, 41, "a.bin", "kitti"), (4, 40, "a.bin", "kitti"), (5, 41, "a.bin", "nuscenes"),
-    (5, 40, "a.bin", "nuscenes"), (5, 40, "a.pcd.bin", "nuscenes"),
-])
+@pytest.mark.parametrize(
+    ("columns", "n", "name", "kind"),
+    [
+        (4, 41, "a.bin", "kitti"),
+        (4, 40, "a.bin", "kitti"),
+        (5, 41, "a.bin", "nuscenes"),
+        (5, 40, "a.bin", "nuscenes"),
+        (5, 40, "a.pcd.bin", "nuscenes"),
+    ],
+)
 def test_kitti_and_nuscenes_are_told_apart(columns, n, name, kind, tmp_path):
     table = scan(columns, n)
     table.tofile(tmp_path / name)
@@ -157,7 +164,9 @@ def test_text(name, tmp_path):
     np.testing.assert_array_equal(cloud.points, [[1, 2.5, 3], [4, 5, -6]])
     write_labels(cloud, np.array([5, 6]), path)
     again = read_points(path)
-    assert again.fields["label"].tolist() == [5, 6] and "2.50" in path.read_text() and "-6e0" in path.read_text()
+    assert (
+        again.fields["label"].tolist() == [5, 6] and "2.50" in path.read_text() and "-6e0" in path.read_text()
+    )
     for field in set(names) - {"label"}:
         np.testing.assert_array_equal(again.fields[field], cloud.fields[field])
     write_labels(again, np.array([1, 0]), path)
@@ -167,9 +176,14 @@ def test_text(name, tmp_path):
 
 def test_text_that_is_damaged(tmp_path):
     path = tmp_path / "a.xyz"
-    for text, words in (("1 2 3\n4 5\n", "damaged or ends early"), ("1 2 3\n4 five 6\n", "damaged or ends early"),
-                        ("3\n1 2 3\n4 5 6\n", "says it has 3 points"), ("hello\n", "none of"),
-                        ("1 2\n3 4\n", "none of"), ("# x y z\n", "none of")):
+    for text, words in (
+        ("1 2 3\n4 5\n", "damaged or ends early"),
+        ("1 2 3\n4 five 6\n", "damaged or ends early"),
+        ("3\n1 2 3\n4 5 6\n", "says it has 3 points"),
+        ("hello\n", "none of"),
+        ("1 2\n3 4\n", "none of"),
+        ("# x y z\n", "none of"),
+    ):
         path.write_text(text)
         with pytest.raises(PointCloudError, match=words):
             read_points(path)
@@ -178,11 +192,13 @@ def test_text_that_is_damaged(tmp_path):
 # --- any format -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["pdal_data.xyz", "trimesh_points_cloudcompare.xyz", "spconv_benchmark-pc.npz"])
+@pytest.mark.parametrize(
+    "name", ["pdal_data.xyz", "trimesh_points_cloudcompare.xyz", "spconv_benchmark-pc.npz"]
+)
 def test_real_files_keep_every_point(name, tmp_path):
     cloud = read_points(data_path("clouds", name))
     labels = np.arange(len(cloud)) % 5
-    for suffix in (cloud.path[cloud.path.rindex("."):], ".ply", ".npy"):
+    for suffix in (cloud.path[cloud.path.rindex(".") :], ".ply", ".npy"):
         write_labels(cloud, labels, tmp_path / f"out{suffix}")
         again = read_points(tmp_path / f"out{suffix}")
         np.testing.assert_array_equal(again.points, cloud.points)
@@ -192,8 +208,13 @@ def test_real_files_keep_every_point(name, tmp_path):
 def test_output_formats():
     assert output_format("laz", "a.las") == "las" and output_format("laz", "a") == "laz"
     assert output_format("kitti", "a.label") == "label" and output_format("pcd", "a.ply") == "ply"
-    for source, path, words in (("laz", "a.pcd", "keeps the format"), ("laz", "a.foo", "says no format"),
-                                ("kitti", "a.bin", "no room"), ("kitti", "a", "no room"), ("", "a.las", "read_points")):
+    for source, path, words in (
+        ("laz", "a.pcd", "keeps the format"),
+        ("laz", "a.foo", "says no format"),
+        ("kitti", "a.bin", "no room"),
+        ("kitti", "a", "no room"),
+        ("", "a.las", "read_points"),
+    ):
         with pytest.raises(PointCloudError, match=words):
             output_format(source, path)
     with pytest.raises(PointCloudError, match="read_points"):

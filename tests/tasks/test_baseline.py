@@ -10,7 +10,11 @@ from mlxsparse.tasks import baseline
 def plane(normal, n=2000, seed=0):
     chance = np.random.default_rng(seed)
     u, v = np.linalg.svd(np.asarray(normal, float)[None])[2][1:]
-    return chance.uniform(-2, 2, (n, 1)) * u + chance.uniform(-2, 2, (n, 1)) * v + 0.001 * chance.normal(size=(n, 3))
+    return (
+        chance.uniform(-2, 2, (n, 1)) * u
+        + chance.uniform(-2, 2, (n, 1)) * v
+        + 0.001 * chance.normal(size=(n, 3))
+    )
 
 
 def test_normals_of_planes():

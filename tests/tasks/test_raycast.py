@@ -7,7 +7,7 @@ import pytest
 
 from mlxsparse.tasks.lidar import World, columns_towards, scan, spinning_lidar
 from mlxsparse.tasks.raycast import ray_boxes, ray_cylinders, ray_ground, ray_spheres
-from mlxsparse.tasks.scenes import _street
+from mlxsparse.tasks.street import street
 
 ORIGIN = np.array([0.3, -0.2, 1.7])
 STEPS = np.linspace(0, 30, 6001)
@@ -142,7 +142,7 @@ def test_vegetation_lets_rays_through_by_its_free_path():
 @pytest.mark.parametrize("seed", range(3))
 def test_columns_towards_leaves_no_hit_out(seed):
     chance = np.random.default_rng(seed)
-    world = _street(chance)
+    world = street(chance)
     origin = np.array([0, -1.6, 1.9])
     directions = spinning_lidar(chance, 12, 700)
     for shape in world.shapes:

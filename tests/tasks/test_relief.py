@@ -19,14 +19,18 @@ def slow_relief(points, voxel_size):
         columns.append(points[:, 2] - np.where(near, points[None, :, 2], np.inf).min(axis=1))
     for size in PLANE_CELLS:
         c = cells(points, size * voxel_size)
-        lowest = [min(np.flatnonzero((c == cell).all(axis=1)), key=lambda i: points[i, 2])
-                  for cell in np.unique(c, axis=0)]
+        lowest = [
+            min(np.flatnonzero((c == cell).all(axis=1)), key=lambda i: points[i, 2])
+            for cell in np.unique(c, axis=0)
+        ]
         column = []
         for at, p in zip(c, points):
             q = np.array([points[i] for i in lowest if np.abs(c[i] - at).max() <= 1])
             flat = q[:, :2] - q[:, :2].mean(axis=0)
             ridge = 0.01 * (size * voxel_size) ** 2 * np.eye(2)
-            along = np.linalg.solve(flat.T @ flat / len(q) + ridge, flat.T @ (q[:, 2] - q[:, 2].mean()) / len(q))
+            along = np.linalg.solve(
+                flat.T @ flat / len(q) + ridge, flat.T @ (q[:, 2] - q[:, 2].mean()) / len(q)
+            )
             column.append(p[2] - q[:, 2].mean() - (p[:2] - q[:, :2].mean(axis=0)) @ along)
         columns.append(np.array(column))
     return np.stack(columns, axis=1)
@@ -42,7 +46,7 @@ def test_a_slope_is_a_plane_and_posts_stand_on_it():
     x, y = (a.ravel() for a in np.meshgrid(np.arange(0, 20, 0.4), np.arange(0, 20, 0.4)))
     ground = np.stack([x, y, 0.1 * x - 0.05 * y], axis=1)
     points = np.concatenate([ground, [[10.0, 10.0, 0.5 + 1.5]]])
-    got = relief(points, 0.5)[:, len(LOW_CELLS):]
+    got = relief(points, 0.5)[:, len(LOW_CELLS) :]
     inner = (np.abs(ground[:, :2] - 10) < 6).all(axis=1)
     assert np.abs(got[:-1][inner]).max() < 0.05
     np.testing.assert_allclose(got[-1], 1.5, atol=0.05)

@@ -98,7 +98,9 @@ def test_training_is_deterministic():
     train, _ = task.split(cloud, settings, 0)
 
     def run():
-        return task.train(task.new_model(settings, (4, 8), 1, seed=3), settings, [train], task.Plan(3, seed=3))
+        return task.train(
+            task.new_model(settings, (4, 8), 1, seed=3), settings, [train], task.Plan(3, seed=3)
+        )
 
     assert run() == run()
 

@@ -74,7 +74,9 @@ def test_checkpoints_of_another_training(job, tmp_path):
 
     def resume(match, model=None, plan=None, data=parts, settings=settings):
         with pytest.raises(CheckpointError, match=match):
-            task.train(model or fresh(settings), settings, data, plan or task.Plan(1), checkpoint=path, resume=True)
+            task.train(
+                model or fresh(settings), settings, data, plan or task.Plan(1), checkpoint=path, resume=True
+            )
 
     resume("plan is {'epochs': 1}, here it is {'epochs': 2}", plan=task.Plan(2))
     resume("model is {'channels'", model=task.new_model(settings, (4, 9), 1))
@@ -83,7 +85,9 @@ def test_checkpoints_of_another_training(job, tmp_path):
     for damaged in (content[: len(content) // 2], content[:5], b"", b"x" * 100):
         path.write_bytes(damaged)
         resume("no checkpoint")
-    task.train(fresh(settings), settings, parts, task.Plan(1), checkpoint=path)  # without resume it is replaced
+    task.train(
+        fresh(settings), settings, parts, task.Plan(1), checkpoint=path
+    )  # without resume it is replaced
     assert path.read_bytes() == content
 
 
@@ -107,7 +111,9 @@ def test_an_overflow_in_float16_costs_a_step_and_lowers_the_scale(job):
     optimizer.init(model.trainable_parameters())
     state = training._State(0, [], 2.0**12, 5)
     before = weights(model)
-    infinite = {name: mx.full(value.shape, float("inf")) for name, value in tree_flatten(model.trainable_parameters())}
+    infinite = {
+        name: mx.full(value.shape, float("inf")) for name, value in tree_flatten(model.trainable_parameters())
+    }
     training._update(model, optimizer, training.tree_unflatten(list(infinite.items())), state, "float16")
     assert state.scale == 2.0**11 and state.steps_without_overflow == 0
     assert all(np.array_equal(before[name], value) for name, value in weights(model).items())

@@ -1,0 +1,143 @@
+"""Trainings that are killed, disks that are full, directories that cannot be written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxsparse.cli.main import main
+from mlxsparse.errors import PointCloudError
+from mlxsparse.io import cloud as io_cloud
+from mlxsparse.io.points import read_points, write_labels
+from tests.cli.test_commands import classified_cloud
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def keep_device():
+    before = mx.default_device()
+    yield
+    mx.set_default_device(before)
+
+
+@pytest.fixture
+def cloud(tmp_path):
+    return classified_cloud(tmp_path / "cloud.laz")
+
+
+def train(cloud, folder, *more):
+    return [
+        "train",
+        str(cloud),
+        "-o",
+        str(folder),
+        "--epochs",
+        "60",
+        "--channels",
+        "4,8",
+        "--voxel-size",
+        "0.4",
+        *more,
+    ]
+
+
+def test_a_killed_training_resumes_to_the_same_weights(cloud, tmp_path):
+    """SIGKILL after a random epoch, several times, until the training ends; the weights are those of one run."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert main(train(cloud, whole)) == 0
+    chance = np.random.default_rng()  # another moment in every run of the test
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    kills = 0
+    for _ in range(3):
+        command = [sys.executable, "-m", "mlxsparse.cli.main", *train(cloud, broken, "--resume")]
+        process = subprocess.Popen(
+            command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        checkpoint = broken / "checkpoint.safetensors"
+        before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        while process.poll() is None and not (
+            checkpoint.exists() and checkpoint.stat().st_mtime_ns != before
+        ):
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0, 0.4))
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+    assert kills and not (broken / "model.safetensors").exists()
+    (broken / ".checkpoint.safetensors.0123abcd.tmp").write_bytes(b"half of a checkpoint")
+    assert main(train(cloud, broken, "--resume")) == 0
+    for name in ("model.safetensors", "config.json"):
+        assert (whole / name).read_bytes() == (broken / name).read_bytes(), name
+    assert {p.name for p in whole.iterdir()} == {p.name for p in broken.iterdir()}
+
+
+class FullDisk:
+    """A file that takes `room` bytes, then says that no space is left."""
+
+    def __init__(self, path, mode, room):
+        self.file, self.room = open(path, mode), room
+
+    def write(self, content):
+        self.room -= memoryview(content).nbytes
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.file.write(content)
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+
+@pytest.mark.parametrize("suffix", [".las", ".laz", ".ply", ".npy", ".label"])
+def test_a_full_disk_leaves_the_old_file(cloud, suffix, tmp_path, monkeypatch):
+    source = read_points(cloud)
+    labels = np.ones(len(source), int)
+    write_labels(source, labels, tmp_path / f"out{suffix}")
+    old = (tmp_path / f"out{suffix}").read_bytes()
+    files = sorted(p.name for p in tmp_path.iterdir())
+    for room in (0, 100, len(old) // 2, len(old) - 1):
+        monkeypatch.setattr(io_cloud, "open", lambda p, m, room=room: FullDisk(p, m, room), raising=False)
+        with pytest.raises(PointCloudError, match="No space left"):
+            write_labels(source, labels + 1, tmp_path / f"out{suffix}")
+        assert (tmp_path / f"out{suffix}").read_bytes() == old
+        assert sorted(p.name for p in tmp_path.iterdir()) == files
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is a device of Linux")
+def test_a_real_device_without_room(cloud, tmp_path, monkeypatch, capsys):
+    """Everything that a command writes goes to /dev/full: status 1, one line, nothing left."""
+
+    def full(path, mode, **_):
+        Path(path).touch(exist_ok=False)
+        return open("/dev/full", "wb", buffering=0)
+
+    monkeypatch.setattr(io_cloud, "open", full, raising=False)
+    assert main(train(cloud, tmp_path / "w")) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "No space left on device" in error and list((tmp_path / "w").iterdir()) == []
+
+
+def test_directories_that_cannot_be_written(cloud, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    assert main(train(cloud, tmp_path / "w")) == 1
+    assert main(["demo", "-o", str(tmp_path / "w")]) == 1
+    assert main(["segment", str(cloud), "--weights", "w", "-o", str(tmp_path / "out.laz")]) == 1
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 3 and all("cannot be" in line for line in errors)
+    assert [p.name for p in tmp_path.iterdir()] == ["cloud.laz"]
