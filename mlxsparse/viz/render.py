@@ -75,9 +75,9 @@ def _project(points: np.ndarray, camera: Camera) -> tuple[np.ndarray, np.ndarray
     right = np.array([-np.sin(turn), np.cos(turn), 0.0])
     up = np.cross(back, right)
     offset = points - (np.asarray(camera.target) + camera.distance * back)
-    depth = -offset @ back
     pixels = camera.height / 2 / np.tan(np.radians(camera.view) / 2)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):  # points without a position
+        depth = -offset @ back
         u = camera.width / 2 + pixels * (offset @ right) / depth
         v = camera.height / 2 - pixels * (offset @ up) / depth
         inside = (np.abs(u) < 1e6) & (np.abs(v) < 1e6)

@@ -52,7 +52,7 @@ def train(cloud, folder, *more):
 
 
 def test_a_killed_training_resumes_to_the_same_weights(cloud, tmp_path):
-    """SIGKILL after a random epoch, several times, until the training ends; the weights are those of one run."""
+    """SIGKILL after a random epoch, several times; the weights at the end are those of one run."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert main(train(cloud, whole)) == 0
     chance = np.random.default_rng()  # another moment in every run of the test

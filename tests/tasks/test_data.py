@@ -1,0 +1,107 @@
+"""Inputs of points, crops, augmentation; labelling a cloud crop by crop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlxsparse.errors import MLXSparseError, PointCloudError
+from mlxsparse.io.cloud import PointCloud
+from mlxsparse.tasks import data
+from mlxsparse.tasks import segmentation as task
+from tests.tasks.test_segmentation import floor_and_posts
+
+pytestmark = pytest.mark.usefixtures("device")
+
+
+def points_strategy(draw):
+    n = draw(st.integers(0, 60))
+    seed = draw(st.integers(0, 10_000))
+    grid = draw(st.sampled_from([0.5, 1.0, 8.0]))  # coarse grids make many equal coordinates
+    return np.round(np.random.default_rng(seed).normal(0, 5, (n, 3)) / grid) * grid
+
+
+@given(st.data(), st.integers(1, 20), st.sampled_from([0.0, 0.7, 3.0, 100.0]))
+@settings(max_examples=60, deadline=None)
+def test_pieces_and_crops_hold_every_point(drawn, limit, margin):
+    points = points_strategy(drawn.draw)
+    pieces = data.halved(points, limit)
+    assert sorted(np.concatenate([np.empty(0, int), *pieces]).tolist()) == list(range(len(points)))
+    assert all(0 < len(piece) <= limit for piece in pieces)
+    crops = data.overlapping(points, limit, margin)
+    assert len(crops) == len(pieces)
+    for piece, crop in zip(pieces, crops):
+        low, high = points[piece, :2].min(axis=0) - margin, points[piece, :2].max(axis=0) + margin
+        inside = ((points[:, :2] >= low) & (points[:, :2] <= high)).all(axis=1)
+        assert crop.tolist() == np.flatnonzero(inside).tolist() and set(piece) <= set(crop)
+
+
+def test_labelling_in_crops_is_labelling_the_whole():
+    cloud = floor_and_posts(n=2000)
+    known = task.choose_settings([cloud], 0.3, use_relief=True)
+    part, _ = task.split(cloud, known, 0)
+    model = task.new_model(known, (4, 8), 1)
+    task.train(model, known, [part], task.Plan(4))
+    whole = task.predict(model, known, part.points, part.inputs)
+    calls = []
+    cropped = task.predict(model, known, part.points, part.inputs, crop_points=900,
+                           progress=lambda *a: calls.append(a))  # fmt: skip
+    assert calls[-1][0] == calls[-1][1] > 3
+    assert np.mean(whole == cropped) > 0.97
+    voted = task.predict(model, known, part.points, part.inputs, votes=3)
+    assert np.mean(whole == voted) > 0.95
+    for options in ({"votes": 0}, {"crop_points": 0}, {"precision": "int8"}):
+        with pytest.raises(MLXSparseError, match="at least 1"):
+            task.predict(model, known, part.points, part.inputs, **options)
+    none = np.full((3, 3), np.nan)
+    assert task.predict(model, known, none, np.ones((3, known.num_inputs), np.float32)).tolist() == [-1] * 3
+    assert task.predict(model, known, none[:0], np.ones((0, known.num_inputs), np.float32)).shape == (0,)
+
+
+def test_inputs():
+    cloud = floor_and_posts(n=400)
+    n = len(cloud)
+    numbers = np.arange(n) % 3 + 1
+    cloud.fields |= {"return_number": np.minimum(numbers, 2), "number_of_returns": numbers}
+    known = task.choose_settings([cloud], 0.3, use_relief=True)
+    assert known.fields == ["intensity", "return_number", "number_of_returns"] and known.last_return
+    inputs = task.inputs_of(cloud, known)
+    assert inputs.shape == (n, known.num_inputs) == (n, 1 + 3 + 1 + 9) and inputs.dtype == np.float32
+    assert (
+        (inputs[:, 0] == 1).all() and np.array_equal(inputs[:, 4], numbers < 3) and np.abs(inputs).max() < 10
+    )
+    assert task.choose_settings([cloud], 0.3, fields=[]).fields == []
+    assert task.choose_settings([cloud], 0.3, fields=["intensity"]).num_inputs == 2
+    with pytest.raises(PointCloudError, match="infrared"):
+        task.choose_settings([cloud], fields=["infrared"])
+    named = task.choose_settings([cloud], 0.3, names=[f"name {i}" for i in range(8)])
+    assert named.names == ["name 2", "name 7"] and named.name(1) == "name 7" and known.name(1) == "class 7"
+    assert task.choose_settings([cloud], 0.3, names=["too", "few"]).names == []
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.int64])
+def test_classes_of_any_number_type(dtype):
+    cloud = PointCloud(np.zeros((3, 3)), {"scalar_Label": np.array([1, 5, 2], dtype)}, path="a.ply")
+    assert task.labels_of(cloud).tolist() == [1, 5, 2]
+    cloud.fields["scalar_Label"] = np.array([1, 5.5, 2])
+    with pytest.raises(PointCloudError, match="whole numbers"):
+        task.labels_of(cloud)
+
+
+def test_augmentation_turns_and_thins_out():
+    part, _ = task.split(floor_and_posts(n=500), task.choose_settings([floor_and_posts(n=500)], 0.3), 0)
+    rng = np.random.default_rng(0)
+    sizes = set()
+    for _ in range(10):
+        new = data.augmented(part, rng)
+        sizes.add(len(new))
+        assert 0.75 * len(part) < len(new) <= len(part) == len(part.labels)
+        assert len(new.points) == len(new.inputs) == len(new.labels)
+        # Heights keep their order and only scale.
+        assert 0.9 < np.ptp(new.points[:, 2]) / np.ptp(part.points[:, 2]) < 1.06
+    assert len(sizes) > 3
+    turned = data.turned(part.points, 0.3, mirror=True, scale=2.0)
+    apart = [np.linalg.norm(p[1:] - p[:-1], axis=1) for p in (turned, part.points)]
+    np.testing.assert_allclose(apart[0], 2 * apart[1])
