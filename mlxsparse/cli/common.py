@@ -101,21 +101,23 @@ def make_directory(path: str) -> Path:
 
 
 def check_output_file(path: str) -> None:
-    """UsageError if the name of `path` says no format that labels are written in, PointCloudError if a file
-    could not be made there."""
+    """PointCloudError if a file at `path` could not be made."""
     target = Path(path)
     if target.is_dir():
         raise PointCloudError(f"the output {path!r} is a directory; name a file")
-    extension = target.suffix.lower()
-    if extension not in ("", ".label", *EXTENSIONS):
-        raise UsageError(
-            f"the output {path!r} has an extension that says no format; known are "
-            f"{', '.join([*EXTENSIONS, '.label'])}"
-        )
     if not target.parent.is_dir():
         raise PointCloudError(f"the output {path!r} lies in a directory that does not exist")
     if not os.access(target.parent, os.W_OK):
         raise PointCloudError(f"the output {path!r} lies in a directory that cannot be written")
+
+
+def check_label_extension(path: str) -> None:
+    """UsageError if the name of `path` says no format that labels are written in."""
+    if Path(path).suffix.lower() not in ("", ".label", *EXTENSIONS):
+        raise UsageError(
+            f"the output {path!r} has an extension that says no format; known are "
+            f"{', '.join([*EXTENSIONS, '.label'])}"
+        )
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

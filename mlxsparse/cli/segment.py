@@ -14,7 +14,7 @@ import numpy as np
 
 from ..io.points import output_format, read_points, write_labels
 from ..tasks import segmentation as task
-from .common import check_output_file, positive, progress_bar
+from .common import check_label_extension, check_output_file, positive, progress_bar
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Predict and write; the output appears whole or not at all."""
     check_output_file(options.output)
+    check_label_extension(options.output)
     model, settings = task.load(options.weights)
     cloud = read_points(options.cloud)
     output_format(cloud.format, options.output)
