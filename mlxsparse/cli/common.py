@@ -24,10 +24,12 @@ class UsageError(MLXSparseError):
 
 @contextmanager
 def progress_bar(label: str, unit: str = "step") -> Iterator[Callable[..., None]]:
-    """Callable (done, total, loss=None) that draws a bar on stderr, or a line each tenth without tqdm."""
+    """Callable (done, total, loss=None) that draws a bar on a terminal, and elsewhere prints each tenth."""
     try:
         from tqdm import tqdm
     except ImportError:
+        tqdm = None
+    if tqdm is None or not sys.stderr.isatty():
         yield _print_tenths(label)
         return
     bar = tqdm(desc=label, unit=unit, dynamic_ncols=True, mininterval=0.5, file=sys.stderr)

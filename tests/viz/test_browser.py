@@ -114,14 +114,14 @@ const waiting = setInterval(() => {
   $("all").click();
   $("field").value = "height"; $("field").dispatchEvent(new Event("change")); note($("low").textContent);
   document.querySelector("[data-view=top]").click();
-  requestAnimationFrame(() => requestAnimationFrame(() => {
+  setTimeout(() => {  // by then it is drawn, on a busy machine too
     const x = innerWidth / 2 + 138, y = innerHeight / 2;  // the middle, beside the panel
     mouse("pointerdown", x, y); mouse("pointerup", x, y);
     seen.push("values: " + $("tip").innerText.replace(/\\s+/g, " "));
     mouse("pointerdown", innerWidth - 5, 5); mouse("pointerup", innerWidth - 5, 5);
     seen.push("beside: " + $("tip").hidden);
     document.body.dataset.seen = seen.join("; ");
-  }));
+  }, 2000);
 }, 50);
 </script></body>"""
 
