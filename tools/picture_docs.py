@@ -37,7 +37,7 @@ def picture(page: Path, path: Path, anchor: str, size: tuple[int, int] = (1280, 
 
 
 def main(folder: str) -> int:
-    cloud = str(Path(folder) / "labelled.laz")
+    cloud = str(Path(folder) / "prediction.ply")
     names = ["--names", ",".join(STREET_CLASSES)]
     with tempfile.TemporaryDirectory() as made:
         points, voxels = Path(made) / "points.html", Path(made) / "voxels.html"
