@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from mlxsparse.errors import ShapeError
 
 __all__ = [
+    "BlockMask",
     "ConvGeometry",
     "Sites",
+    "block_masks",
     "capacities",
     "conv_geometries",
     "coordinate_sets",
@@ -203,3 +205,29 @@ def padded(coords: Array, feats: Array, capacity: int, fill: float = 0.0) -> Sit
     rows = np.tile(np.array([[-1, 0, 0, 0]], dtype=np.int32), (extra, 1))
     rest = np.full((extra, feats.shape[1]), fill, dtype=feats.dtype)
     return Sites(np.concatenate([coords, rows]), np.concatenate([feats, rest]))
+
+
+class BlockMask(NamedTuple):
+    """Which blocks of an (M, N) matrix per head are stored: bool (H, R, C), and the block's sides."""
+
+    mask: Array
+    block: tuple[int, int]
+    shape: tuple[int, int]
+
+
+@st.composite
+def block_masks(draw: Draw, max_heads: int = 3, max_side: int = 5, max_block: int = 6) -> BlockMask:
+    """Masks of any density, some with empty rows, columns or heads; rectangular blocks, ragged edges."""
+    grid = (draw(st.integers(1, max_heads)), draw(st.integers(1, max_side)), draw(st.integers(1, max_side)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**31)))
+    mask = rng.random(grid) < draw(st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0]))
+    if draw(st.booleans()):
+        mask[rng.integers(grid[0])] = False
+    mask[:, rng.integers(grid[1])] &= draw(st.booleans())
+    mask[:, :, rng.integers(grid[2])] &= draw(st.booleans())
+    if draw(st.booleans()):  # rows with the lists of the row before
+        mask[:, 1:] = mask[:, :1]
+    block = (draw(st.integers(1, max_block)), draw(st.integers(1, max_block)))
+    missing = [draw(st.integers(0, b - 1)) for b in block]
+    shape = (grid[1] * block[0] - missing[0], grid[2] * block[1] - missing[1])
+    return BlockMask(mask, block, shape)

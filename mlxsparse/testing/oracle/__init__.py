@@ -19,6 +19,15 @@ disagree.
 from __future__ import annotations
 
 from mlxsparse.testing.oracle.batch import broadcast, collate, decollate, item_sums
+from mlxsparse.testing.oracle.blocks import (
+    attention,
+    block_matmul,
+    block_matmul_gradients,
+    block_pack,
+    block_unpack,
+    element_mask,
+    masked_softmax,
+)
 from mlxsparse.testing.oracle.conv import (
     conv3d,
     conv_gradients,
@@ -75,9 +84,14 @@ from mlxsparse.testing.oracle.voxel import devoxelize_nearest, devoxelize_trilin
 __all__ = [
     "Pair",
     "add",
+    "attention",
     "avg_pool3d",
     "avg_pool3d_gradient",
     "batch_norm",
+    "block_matmul",
+    "block_matmul_gradients",
+    "block_pack",
+    "block_unpack",
     "broadcast",
     "cat",
     "coalesce",
@@ -96,6 +110,7 @@ __all__ = [
     "dense_conv3d",
     "devoxelize_nearest",
     "devoxelize_trilinear",
+    "element_mask",
     "from_dense",
     "generative_conv_transpose3d",
     "generative_support",
@@ -109,6 +124,7 @@ __all__ = [
     "join",
     "layer_norm",
     "lookup",
+    "masked_softmax",
     "max_pool3d",
     "max_pool3d_gradient",
     "mode",

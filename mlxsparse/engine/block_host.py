@@ -1,0 +1,234 @@
+"""Products with block-sparse matrices on the host: blocks of a line are gathered into few large products.
+
+Each output is written by one task, its sums in ascending order of blocks: the same input gives the same bits.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from ..backend.host import parallel
+from .block_index import BlockIndex, Side
+
+PANEL = 512  # columns of the dense operand that one task multiplies
+DEPTH = 4096  # elements along the reduced axis that are gathered at a time
+SMALL_WORK = 1 << 21  # multiply-adds that one thread does in about the time of waking another
+SCRATCH_BYTES = 1 << 25  # larger buffers are given back after use
+_local = threading.local()
+
+
+def scratch(name: str, *shape: int) -> np.ndarray:
+    """A float32 buffer of this thread, kept between calls: a fresh one is faulted in page by page."""
+    size = int(np.prod(shape))
+    held: np.ndarray | None = getattr(_local, name, None)
+    if held is None or held.size < size:
+        held = np.empty(size, np.float32)
+        if held.nbytes <= SCRATCH_BYTES:
+            setattr(_local, name, held)
+    return held[:size].reshape(shape)
+
+
+def zero_edges(values: np.ndarray, index: BlockIndex) -> None:
+    """Set what lies outside the matrix to 0; values (Z, nnz, br, bc)."""
+    for blocks, (rows, cols) in index.edges():
+        for z in range(len(values)):
+            values[z, blocks, rows, cols] = 0
+
+
+def line_matrix(
+    values: np.ndarray, side: Side, head: int, first: int, last: int, a: int, b: int
+) -> np.ndarray:
+    """Lines [first, last) of one head as a matrix, over entries a to b of each (counted from its start)."""
+    starts = [side.listed(head, line)[0] for line in range(first, last)]
+    count = last - first
+    if count == 1:
+        chosen = side.block[starts[0] + a : starts[0] + b]
+    else:
+        chosen = np.concatenate([side.block[s + a : s + b] for s in starts])
+    if side.by_row and count == 1:  # stored one after the other
+        picked = values[chosen[0] : chosen[0] + len(chosen)]
+    else:
+        picked = values[chosen]
+    picked = picked.reshape(count, b - a, *values.shape[1:])
+    if side.by_row:
+        return picked.transpose(0, 2, 1, 3).reshape(count * side.size, -1)
+    if count == 1:
+        return picked.reshape(-1, side.size).T
+    return picked.transpose(0, 3, 1, 2).reshape(count * side.size, -1)
+
+
+def whole_blocks(dense: np.ndarray, size: int) -> np.ndarray:
+    """`dense` (Z, H, K, N), or a transposed view, with K padded by zeros to a multiple of `size`."""
+    k = dense.shape[2]
+    if k % size == 0:
+        return dense
+    if dense.strides[2] == dense.itemsize:
+        return np.pad(dense.swapaxes(2, 3), ((0, 0),) * 3 + ((0, -k % size),)).swapaxes(2, 3)
+    return np.pad(dense, ((0, 0), (0, 0), (0, -k % size), (0, 0)))
+
+
+def pick(matrix: np.ndarray, other: np.ndarray, size: int) -> np.ndarray:
+    """Rows of `matrix` (K, N) in the blocks `other`: (len(other) * size, N); a view of consecutive ones."""
+    first, n = int(other[0]), len(other)
+    if int(other[-1]) - first == n - 1:
+        return matrix[first * size : (first + n) * size]
+    if matrix.flags.c_contiguous:
+        blocks = matrix.reshape(-1, size, matrix.shape[1])
+        out = scratch("rows", n, size, matrix.shape[1])
+        return np.take(blocks, other, axis=0, out=out, mode="clip").reshape(n * size, -1)
+    turned = matrix.T
+    if not turned.flags.c_contiguous:
+        turned = np.ascontiguousarray(turned)
+    blocks = turned.reshape(matrix.shape[1], -1, size)
+    out = scratch("rows", matrix.shape[1], n, size)
+    return np.take(blocks, other, axis=1, out=out, mode="clip").reshape(-1, n * size).T
+
+
+def times(values: np.ndarray, side: Side, dense: np.ndarray, out: np.ndarray) -> None:
+    """out[z, h] = S[z, h] @ dense[z, h]; S has the lines of `side` as its rows.
+
+    values (Z, nnz, br, bc); dense (Z, H, K, N) and out (Z, H, extent, N), which may be transposed views. What
+    `values` holds outside the matrix is not read.
+    """
+    batch, _, _, width = dense.shape
+    dense = whole_blocks(dense, side.other_size)
+    row_major = dense.strides[3] == dense.itemsize
+    panels = -(-width // PANEL) if width > 2 * PANEL or not row_major else 1
+    parts = _panelled(dense, panels) if panels > 1 and row_major else None
+    run_count = len(side.runs)
+
+    def work(task: int) -> None:
+        rest, run = divmod(task, run_count)
+        z, panel = divmod(rest, panels)
+        head, first, last = (int(v) for v in side.runs[run])
+        left, right = (panel * PANEL, min((panel + 1) * PANEL, width)) if panels > 1 else (0, width)
+        if parts is not None:
+            matrix = parts[panel][z, head]
+        else:
+            matrix = dense[z, head][:, left:right]
+        top, bottom = side.span(first, last)
+        target = out[z, head, top:bottom, left:right]
+        a, b = side.listed(head, first)
+        if a == b:
+            target[:] = 0
+            return
+        step = max(1, DEPTH // side.other_size)
+        for start in range(0, b - a, step):
+            stop = min(start + step, b - a)
+            coefficients = line_matrix(values[z], side, head, first, last, start, stop)[: bottom - top]
+            rows = pick(matrix, side.other[a + start : a + stop], side.other_size)
+            spill = (int(side.other[a + stop - 1]) + 1) * side.other_size - side.other_extent
+            if spill > 0:
+                coefficients, rows = coefficients[:, :-spill], rows[:-spill]
+            if start == 0:
+                np.matmul(coefficients, rows, out=target)
+            else:
+                target += np.matmul(coefficients, rows)
+
+    small = values.size * width < SMALL_WORK
+    parallel(work, batch * panels * run_count, blas=True, small=small)
+
+
+def _panelled(dense: np.ndarray, panels: int) -> list[np.ndarray]:
+    """Column panels of `dense`, each contiguous: gathered rows then are long enough and stay in cache."""
+    parts: list[np.ndarray] = [np.empty(0)] * panels
+
+    def work(p: int) -> None:
+        parts[p] = np.ascontiguousarray(dense[..., p * PANEL : (p + 1) * PANEL])
+
+    parallel(work, panels)
+    return parts
+
+
+def sampled(a: np.ndarray, b: np.ndarray, index: BlockIndex, values: np.ndarray) -> None:
+    """values[z, n] = the n-th stored block of a[z, h] @ b[z, h], 0 outside the matrix.
+
+    a (Z, H, M, K), b (Z, H, K, N), which may be transposed views; values (Z, nnz, br, bc).
+    """
+    side, (br, bc) = index.by_col, index.block
+    m, depth = index.shape[0], a.shape[3]
+    zero_edges(values, index)
+    large = br * bc * depth >= 1 << 16
+    per_z = side.lines * index.grid[0]
+
+    def work(task: int) -> None:
+        z, line = divmod(task, per_z)
+        head, col = divmod(line, side.lines)
+        start, stop = side.listed(head, col)
+        if start == stop:
+            return
+        left, right = side.span(col, col + 1)
+        columns = b[z, head][:, left:right]
+        if columns.strides[0] != columns.itemsize:
+            columns = np.ascontiguousarray(columns)
+        rows = side.other[start:stop]
+        if large or m % br:
+            for entry, row in zip(side.block[start:stop], rows):
+                top, bottom = row * br, min((row + 1) * br, m)
+                np.matmul(
+                    a[z, head, top:bottom], columns, out=values[z, entry, : bottom - top, : right - left]
+                )
+            return
+        product = np.matmul(pick(a[z, head], rows, br), columns)
+        values[z, side.block[start:stop], :, : right - left] = product.reshape(-1, br, right - left)
+
+    parallel(work, len(a) * per_z, blas=True, small=values.size * depth < SMALL_WORK)
+
+
+# ---------------------------------------------------------------- dense forms
+
+
+def unpack(values: np.ndarray, index: BlockIndex, fill: float = 0.0, reuse: bool = False) -> np.ndarray:
+    """(Z, H, M, N): the matrix that `values` (Z, nnz, br, bc) stores, `fill` elsewhere. reuse: in scratch."""
+    (h, r, c), (br, bc) = index.grid, index.block
+    batch = len(values)
+    if reuse:
+        whole = scratch("whole", batch, h, r, br, c, bc)
+        whole[:] = fill
+    else:
+        whole = np.full((batch, h, r, br, c, bc), fill, values.dtype)
+    blocked = whole.transpose(0, 1, 2, 4, 3, 5)
+    per_task = max(1, (1 << 18) // (br * bc))
+    pieces = -(-index.nnz // per_task)
+
+    def work(task: int) -> None:
+        z, p = divmod(task, pieces)
+        part = slice(p * per_task, (p + 1) * per_task)
+        blocked[z, index.heads[part], index.rows[part], index.cols[part]] = values[z, part]
+
+    parallel(work, batch * pieces, small=values.size < 1 << 18)
+    matrix = whole.reshape(batch, h, r * br, c * bc)
+    if index.ragged:
+        return matrix[:, :, : index.shape[0], : index.shape[1]]
+    return matrix
+
+
+def pack(dense: np.ndarray, index: BlockIndex, values: np.ndarray) -> None:
+    """values[:] = the stored blocks of `dense` (Z, H, M, N), 0 outside the matrix."""
+    (h, r, c), (br, bc) = index.grid, index.block
+    if index.ragged:
+        m, n = index.shape
+        dense = np.pad(dense, ((0, 0), (0, 0), (0, r * br - m), (0, c * bc - n)))
+    blocked = dense.reshape(len(dense), h, r, br, c, bc).transpose(0, 1, 2, 4, 3, 5)
+    for z in range(len(dense)):
+        values[z] = blocked[z, index.heads, index.rows, index.cols]
+
+
+def dense_times(
+    values: np.ndarray, index: BlockIndex, turned: bool, dense: np.ndarray, out: np.ndarray
+) -> bool:
+    """`times` through the whole matrix. False, and nothing done, where NaN could leak past absent blocks."""
+    if not np.isfinite(dense.sum()):
+        return False
+    if index.ragged:
+        values = values.copy()
+        zero_edges(values, index)
+    whole = unpack(values, index, reuse=True)
+    if turned:
+        whole = whole.swapaxes(2, 3)
+    for z in range(len(dense)):
+        for h in range(dense.shape[1]):
+            np.matmul(whole[z, h], dense[z, h], out=out[z, h])
+    return True
