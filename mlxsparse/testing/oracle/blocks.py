@@ -112,8 +112,8 @@ def attention(
 ) -> tuple[Array, Array]:
     """(out, lse) of dense masked attention in float64.
 
-    q (Z, Hq, M, D), k (Z, Hk, N, D), v (Z, Hk, N, Dv), Hq a multiple of Hk; allowed bool and bias broadcast to
-    (Z, Hq, M, N). A query without any allowed key gives 0 and -inf.
+    q (Z, Hq, M, D), k (Z, Hk, N, D), v (Z, Hk, N, Dv), Hq a multiple of Hk; allowed (bool) and bias broadcast
+    to (Z, Hq, M, N). A query without any allowed key gives 0 and -inf.
     """
     repeat = q.shape[1] // k.shape[1]
     k, v = np.repeat(k, repeat, axis=1), np.repeat(v, repeat, axis=1)

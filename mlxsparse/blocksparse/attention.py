@@ -1,0 +1,100 @@
+"""Attention over the stored blocks of a layout."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import mlx.core as mx
+
+from ..engine import block_attention
+from ..engine.block_softmax import Added
+from ..errors import DTypeError, MLXSparseError, ShapeError
+from .check import check_float, check_same_dtype, check_shape
+from .layout import BlockLayout
+from .matmul import Sparse
+from .softmax import check_bias, masked_addend
+
+
+def block_sparse_attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    layout: BlockLayout,
+    *,
+    scale: float | None = None,
+    bias: Sparse | None = None,
+    key_padding_mask: mx.array | None = None,
+    segments: mx.array | tuple[mx.array, mx.array] | None = None,
+    causal: bool = False,
+    return_lse: bool = False,
+) -> Any:
+    """softmax(q k^T * scale + bias) v over the layout's blocks; the scores are never stored.
+
+    q (Z, Hq, M, D), k (Z, Hk, N, D), v (Z, Hk, N, Dv), Hq a multiple of Hk: query head h reads key head
+    h * Hk // Hq. layout: (M, N) in elements with Hq heads, or one head that all share. scale: 1 / sqrt(D) by
+    default. bias: (Z or 1, Hq or 1, M, N), or a BlockSparseTensor of a layout with Hq heads; -inf masks.
+    key_padding_mask: bool (Z, N), False masks a key. segments: int32 sequence numbers, (N,) of queries and
+    keys or a pair (M,), (N,); only equal ones attend. causal: query i sees keys up to i + N - M.
+
+    -> (Z, Hq, M, Dv) of q's dtype, float32 inside; with return_lse also (Z, Hq, M) float32. A query without
+    any key has 0 and -inf, and gradient 0. Masked keys may hold NaN; a query that attends to a key or value
+    that is not finite becomes NaN. Differentiable in q, k, v and bias. Raises ShapeError and DTypeError.
+    """
+    for name, a in (("q", q), ("k", k), ("v", v)):
+        check_float(name, a)
+        check_shape(name, a, (None,) * 4, " (Z, H, tokens, channels)")
+    check_same_dtype(q=q, k=k, v=v)
+    z, heads, m, d = q.shape
+    key_heads, n = k.shape[1], k.shape[2]
+    check_shape("k", k, (z, None, None, d), f" to fit q {tuple(q.shape)}")
+    check_shape("v", v, (z, key_heads, n, None), f" to fit k {tuple(k.shape)}")
+    if key_heads == 0 or heads % key_heads:
+        raise ShapeError(f"q has {heads} heads, k has {key_heads}; wanted a divisor of {heads}")
+    if not isinstance(layout, BlockLayout):
+        raise DTypeError(f"layout is a {type(layout).__name__}, wanted a BlockLayout")
+    if layout.shape != (m, n):
+        raise ShapeError(f"layout has shape {layout.shape}, wanted ({m}, {n}) to fit q and k")
+    if layout.num_heads not in (1, heads):
+        raise ShapeError(f"layout has {layout.num_heads} heads, wanted 1 or {heads}")
+    if bias is not None and not isinstance(bias, mx.array):
+        layout = layout.with_heads(heads)
+    added_bias, packed = check_bias("bias", bias, layout, z, heads)
+    factor = 1 / math.sqrt(max(d, 1)) if scale is None else float(scale)
+    if not math.isfinite(factor):
+        raise MLXSparseError(f"scale must be finite, got {scale}")
+    pair = _segments(segments, m, n)
+    added = Added(
+        rpe=added_bias,
+        packed=packed,
+        keys=_kept_keys(key_padding_mask, z, n),
+        q_segments=pair[0],
+        k_segments=pair[1],
+        causal=n - m if causal else None,
+    )
+    found = block_attention.attention(q, k, v, factor, added, layout.index, return_lse)
+    return tuple(found) if return_lse else found[0]
+
+
+def _kept_keys(mask: Any, z: int, n: int) -> mx.array | None:
+    if mask is None:
+        return None
+    if not isinstance(mask, mx.array) or mask.dtype != mx.bool_:
+        kind = mask.dtype if isinstance(mask, mx.array) else type(mask).__name__
+        raise DTypeError(f"key_padding_mask is {kind}, wanted a bool array, True for keys that count")
+    check_shape("key_padding_mask", mask, (z, n), " (Z, N)")
+    return masked_addend(mask)
+
+
+def _segments(segments: Any, m: int, n: int) -> tuple[mx.array | None, mx.array | None]:
+    if segments is None:
+        return None, None
+    pair = segments if isinstance(segments, (tuple, list)) else (segments, segments)
+    if len(pair) != 2:
+        raise ShapeError(f"segments must be one array or a pair for queries and keys, got {len(pair)}")
+    for a, size in zip(pair, (m, n)):
+        if not isinstance(a, mx.array) or a.dtype != mx.int32:
+            kind = a.dtype if isinstance(a, mx.array) else type(a).__name__
+            raise DTypeError(f"segments is {kind}, wanted an int32 array")
+        check_shape("segments", a, (size,), "")
+    return pair[0], pair[1]
