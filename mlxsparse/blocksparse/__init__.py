@@ -5,14 +5,25 @@ from __future__ import annotations
 from .attention import block_sparse_attention
 from .layout import BlockLayout, segment_ids
 from .matmul import SparseMatMul, dds, dsd, sdd
+from .modules import BlockSparseLinear, SparseMultiheadAttention
+from .patterns import BigBird, BSLongformer, Dense, Fixed, LocalWindow, Strided, Variable
 from .softmax import SparseSoftmax, sparse_softmax
 from .tensor import BlockSparseTensor, carry, pack, unpack
 
 __all__ = [
+    "BSLongformer",
+    "BigBird",
     "BlockLayout",
+    "BlockSparseLinear",
     "BlockSparseTensor",
+    "Dense",
+    "Fixed",
+    "LocalWindow",
     "SparseMatMul",
+    "SparseMultiheadAttention",
     "SparseSoftmax",
+    "Strided",
+    "Variable",
     "block_sparse_attention",
     "carry",
     "dds",

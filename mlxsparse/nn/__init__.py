@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..blocksparse.modules import BlockSparseLinear, SparseMultiheadAttention
 from .activations import (
     CELU,
     ELU,
@@ -31,6 +32,7 @@ from .activations import (
     Step,
     Tanh,
 )
+from .block_conv import BlockSparseConv3d
 from .conv import Conv3d, ConvTranspose3d, GenerativeConvTranspose3d, NormalizedConv3d, SubmConv3d
 from .conv2d import (
     AvgPool2d,
@@ -60,6 +62,8 @@ __all__ = [
     "AvgPool2d",
     "AvgPool3d",
     "BatchNorm",
+    "BlockSparseConv3d",
+    "BlockSparseLinear",
     "CELU",
     "Conv2d",
     "Conv3d",
@@ -104,6 +108,7 @@ __all__ = [
     "Softplus",
     "Softshrink",
     "Softsign",
+    "SparseMultiheadAttention",
     "SqueezeExcitation",
     "Step",
     "SubmConv2d",

@@ -109,7 +109,7 @@ def test_gradients(addends, with_lse):
 
     def reference(values):
         names = ["x", "scale", *addends]
-        y, lse = p.oracle(**{**{"x": p.x, "scale": p.scale, **p.addends}, **dict(zip(names, values))})
+        y, lse = p.oracle(**{"x": p.x, "scale": p.scale, **p.addends, **dict(zip(names, values))})
         return (y * ct).sum() + (np.where(lse > -1e30, lse, 0) * lse_ct).sum()
 
     arguments = [p.x, np.array(p.scale), *p.addends.values()]

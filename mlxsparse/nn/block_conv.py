@@ -1,0 +1,143 @@
+"""Convolution on sparse tensors with a block-sparse weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn import Module
+
+from ..blocksparse import BlockLayout, carry, unpack
+from ..blocksparse.check import as_layout_mask, block_pair
+from ..coords import Kernel, KernelMap
+from ..coords.geometry import Triple, TripleLike, triple
+from ..engine.gather_gemm import convolve
+from ..engine.neighbors import TapPairs
+from ..errors import DTypeError, ShapeError
+from ..ops.conv import output_key
+from ..tensor import SparseTensor
+
+_kept: WeakKeyDictionary[KernelMap, dict[tuple[int, ...], TapPairs]] = WeakKeyDictionary()
+
+
+class BlockSparseConv3d(Module):
+    """Convolution whose weight (Co, Kx, Ky, Kz, Ci) stores some (bo, bi) blocks of its channels per tap.
+
+    Args:
+        in_channels, out_channels: channels; last blocks may lie partly outside.
+        kernel_size, dilation: int or (x, y, z).
+        block: an int or (output channels, input channels).
+        layout: bool or 0/1 (ceil(Co / bo), Kx, Ky, Kz, ceil(Ci / bi)): the blocks that are stored.
+        stride, padding, support: as Conv3d. By default (stride 1, no padding) the convolution is submanifold.
+        bias: learn an additive bias.
+
+    `weight` (nnz, bo, bi) holds the blocks in the order of ``np.argwhere(layout)``. Taps without any block are
+    left out of the kernel map, so time falls with them; within a tap the product is dense.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: TripleLike,
+        block: int | Sequence[int],
+        layout: Any,
+        *,
+        stride: TripleLike = 1,
+        padding: TripleLike | None = None,
+        dilation: TripleLike = 1,
+        support: str = "touched",
+        bias: bool = True,
+    ):
+        super().__init__()
+        self._size = triple(kernel_size, "kernel_size", least=1)
+        self._channels = (out_channels, in_channels)
+        self._block = block_pair(block)
+        self.stride = triple(stride, "stride", least=1)
+        self.padding: Triple | None = None if padding is None else triple(padding, "padding")
+        self.dilation = triple(dilation, "dilation", least=1)
+        self.support = support
+        self._set_layout(layout)
+        scale = 1 / math.sqrt(max(1.0, in_channels * math.prod(self._size) * float(self._mask.mean())))
+        self.weight = mx.random.uniform(-scale, scale, self._layout.packed_shape()[1:])
+        if bias:
+            self.bias = mx.zeros((out_channels,))
+
+    def _set_layout(self, layout: Any) -> None:
+        mask = as_layout_mask(layout)
+        (co, ci), (bo, bi) = self._channels, self._block
+        wanted = (-(-co // bo), *self._size, -(-ci // bi))
+        if mask.shape != wanted:
+            raise ShapeError(
+                f"layout has shape {mask.shape}, wanted {wanted}: output blocks, taps, input blocks"
+            )
+        self._mask = mask
+        by_tap = mask.reshape(wanted[0], -1, wanted[-1])
+        self._taps = tuple(np.flatnonzero(by_tap.any(axis=(0, 2))).tolist())
+        kept = by_tap[:, list(self._taps)].reshape(wanted[0], -1)
+        # Whole blocks along (tap, input channel): what lies past the last channel is cut off after unpacking.
+        self._layout = BlockLayout(kept, self._block, shape=(co, kept.shape[1] * bi))
+
+    @property
+    def layout(self) -> np.ndarray:
+        """bool (output blocks, Kx, Ky, Kz, input blocks)."""
+        return self._mask
+
+    def dense_weight(self) -> mx.array:
+        """(Co, taps that have a block, Ci), 0 where no block is stored; differentiable in `weight`."""
+        (co, ci), bi = self._channels, self._block[1]
+        whole = unpack(self.weight[None], self._layout)
+        return whole.reshape(co, len(self._taps), -(-ci // bi) * bi)[:, :, :ci]
+
+    def __call__(self, x: SparseTensor) -> SparseTensor:
+        if not isinstance(x, SparseTensor):
+            raise DTypeError(f"BlockSparseConv3d takes a SparseTensor, got {type(x).__name__}")
+        if x.num_channels != self._channels[1]:
+            raise ShapeError(f"x has {x.num_channels} channels, wanted {self._channels[1]}")
+        if self.padding is None and self.stride == (1, 1, 1):
+            kernel, key = Kernel.submanifold(self._size, self.dilation, None), x.key
+        else:
+            kernel = Kernel.of(self._size, self.stride, self.padding or 0, self.dilation)
+            key = output_key(x, kernel, self.support, None, None)
+        pairs = _pairs_of(x.manager.kernel_map(x.key, key, kernel), self._taps)
+        bias = self.get("bias")
+        weight = self.dense_weight().astype(x.dtype)
+        bias = None if bias is None else bias.astype(x.dtype)
+        return SparseTensor._of(key, convolve(x.feats, weight, bias, pairs, key.capacity, 1))
+
+    def update_layout(self, new: Any, fill: float = 0.0) -> None:
+        """Store other blocks; surviving ones keep their weights, new ones hold `fill`."""
+        old = self._mask
+        self._set_layout(new)
+        place = np.full(old.shape, -1, np.int32)
+        place[old] = np.arange(int(old.sum()))
+        self.weight = carry(self.weight[None], place[self._mask], fill)[0]
+
+    def _extra_repr(self) -> str:
+        co, ci = self._channels
+        return f"{ci}, {co}, kernel_size={self._size}, block={self._block}, density={self._mask.mean():.3g}"
+
+
+def _pairs_of(found: KernelMap, taps: tuple[int, ...]) -> TapPairs:
+    """The pairs of some taps, kept as long as their map."""
+    pairs = found.pairs
+    if len(taps) == len(pairs.tap_ptr) - 1:
+        return pairs
+    held = _kept.setdefault(found, {})
+    if taps not in held:
+        spans = [slice(pairs.tap_ptr[t], pairs.tap_ptr[t + 1]) for t in taps]
+        empty = np.zeros(0, np.int32)
+        held[taps] = TapPairs(
+            np.concatenate([empty, *(pairs.in_rank[s] for s in spans)]),
+            np.concatenate([empty, *(pairs.out_rank[s] for s in spans)]),
+            np.concatenate([[0], np.cumsum([s.stop - s.start for s in spans])]).astype(np.int64),
+            pairs.in_order,
+            pairs.out_order,
+            pairs.num_in,
+            pairs.num_out,
+        )
+    return held[taps]

@@ -1,0 +1,191 @@
+"""Layers with block-sparse weights equal dense ones whose absent blocks are zero; attention equals its formula."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn
+import mlx.optimizers
+import numpy as np
+import pytest
+
+from mlxsparse import SparseTensor, blocksparse, nn, ops
+from mlxsparse.blocksparse import BlockLayout, BlockSparseLinear, LocalWindow, SparseMultiheadAttention
+from mlxsparse.errors import DTypeError, MLXSparseError, ShapeError
+from mlxsparse.testing import oracle
+
+from ..numeric import poisoned
+
+pytestmark = pytest.mark.usefixtures("device")
+RNG = np.random.default_rng(0)
+COORDS = np.unique(RNG.integers(0, 5, (60, 4)) * [0, 1, 1, 1], axis=0).astype(np.int32)
+
+
+def sites(channels, dtype=mx.float32):
+    return SparseTensor(
+        COORDS, mx.array(RNG.standard_normal((len(COORDS), channels)).astype(np.float32)).astype(dtype)
+    )
+
+
+def close(a, b, atol=1e-5):
+    np.testing.assert_allclose(np.array(a.astype(mx.float32)), np.asarray(b, np.float32), atol=atol)
+
+
+@pytest.mark.parametrize("sizes", [(12, 8), (11, 7)])
+def test_linear(sizes):
+    mask = np.array([[True, False], [False, True], [True, True]])
+    layer = BlockSparseLinear(*sizes, 4, mask)
+    dense = np.array(blocksparse.unpack(layer.weight[None], layer.layout))[0, 0]
+    x = RNG.standard_normal((2, 3, sizes[0])).astype(np.float32)
+    close(layer(mx.array(x)), x @ dense + np.array(layer.bias))
+    assert set(layer.parameters()) == {"weight", "bias"} and layer.weight.shape == (4, 4, 4)
+    assert layer(mx.array(x, mx.float16)).dtype == mx.float16
+    assert layer(mx.zeros((0, sizes[0]))).shape == (0, sizes[1])
+    loss = lambda layer, x: layer(x).square().sum()  # noqa: E731
+    _, gradients = mlx.nn.value_and_grad(layer, lambda x: loss(layer, x))(mx.array(x))
+    ct = 2 * (x @ dense + np.array(layer.bias)).reshape(-1, sizes[1])
+    wanted = oracle.block_pack((x.reshape(-1, sizes[0]).T @ ct)[None, None], mask[None], (4, 4))[0]
+    close(gradients["weight"], wanted, 1e-4)
+    close(gradients["bias"], ct.sum(axis=0), 1e-4)
+
+
+def test_linear_on_a_sparse_tensor():
+    layer = BlockSparseLinear(8, 4, 4, np.array([[True], [False]]))
+    x = sites(8)
+    y = layer(x)
+    assert y.key is x.key
+    close(y.feats, layer(x.feats))
+    dirty = poisoned(x)
+    close(layer(dirty).feats[: x.capacity], y.feats)
+    assert not np.array(layer(dirty).feats[x.capacity :]).any()
+    gradient = mlx.nn.value_and_grad(layer, lambda x: layer(x).feats.square().sum())(dirty)[1]
+    assert np.isfinite(np.array(gradient["weight"])).all()
+
+
+def test_update_layout_carries_surviving_blocks():
+    mask = np.array([[True, False], [True, True]])
+    layer = BlockSparseLinear(8, 8, 4, mask)
+    before = np.array(blocksparse.unpack(layer.weight[None], layer.layout))[0, 0]
+    new = np.array([[True, True], [False, True]])
+    layer.update_layout(new)
+    after = np.array(blocksparse.unpack(layer.weight[None], layer.layout))[0, 0]
+    kept = np.kron(mask & new, np.ones((4, 4)))
+    assert np.array_equal(after, before * kept) and layer.layout == BlockLayout(new, 4)
+
+
+def test_training_moves_only_stored_blocks():
+    layer = BlockSparseLinear(8, 8, 4, np.eye(2, dtype=bool))
+    optimizer = mlx.optimizers.Adam(0.01)
+    x = mx.array(RNG.standard_normal((16, 8)).astype(np.float32))
+    target = x[:, ::-1]
+    losses = []
+    for _ in range(20):
+        loss, gradients = mlx.nn.value_and_grad(layer, lambda: (layer(x) - target).square().mean())()
+        optimizer.update(layer, gradients)
+        losses.append(float(loss))
+    assert losses[-1] < losses[0] and layer.weight.shape == (2, 4, 4)
+
+
+@pytest.mark.parametrize("named", [{}, {"stride": 2, "padding": 1}, {"dilation": 2}])
+@pytest.mark.parametrize("channels", [(8, 12), (7, 10)])
+def test_conv(named, channels):
+    ci, co = channels
+    mask = np.random.default_rng(1).random((3, 3, 3, 3, 2)) < 0.3
+    mask[:, 1] = False  # taps without any block
+    layer = nn.BlockSparseConv3d(ci, co, 3, 4, mask, **named)
+    layer.bias = mx.array(RNG.standard_normal(co).astype(np.float32))
+    whole = np.zeros((12, 27, 8), np.float32)
+    for (o, kx, ky, kz, i), block in zip(np.argwhere(mask), np.array(layer.weight)):
+        whole[o * 4 : o * 4 + 4, (kx * 3 + ky) * 3 + kz, i * 4 : i * 4 + 4] = block
+    dense = mx.array(whole[:co, :, :ci].reshape(co, 3, 3, 3, ci))
+    x = sites(ci)
+
+    def reference(x, w):
+        if "stride" in named:
+            return ops.conv3d(x, w, layer.bias, **named)
+        return ops.subm_conv3d(x, w, layer.bias, **named)
+
+    y = layer(x)
+    wanted = reference(x, dense)
+    assert mx.array_equal(y.coords, wanted.coords)
+    close(y.feats, wanted.feats)
+    if "stride" not in named:
+        assert y.key is x.key
+    _, gradients = mlx.nn.value_and_grad(layer, lambda x: layer(x).feats.square().sum())(x)
+    dw = np.array(mx.grad(lambda w: reference(x, w).feats.square().sum())(dense)).reshape(co, 27, ci)
+    padded = np.zeros_like(whole)
+    padded[:co, :, :ci] = dw
+    wanted = [
+        padded[o * 4 : o * 4 + 4, (kx * 3 + ky) * 3 + kz, i * 4 : i * 4 + 4]
+        for o, kx, ky, kz, i in np.argwhere(mask)
+    ]
+    close(gradients["weight"], np.array(wanted), 1e-3)
+    assert set(layer.parameters()) == {"weight", "bias"}
+
+
+def test_conv_update_layout_and_empty():
+    mask = np.random.default_rng(2).random((2, 3, 1, 1, 2)) < 0.5
+    layer = nn.BlockSparseConv3d(8, 8, (3, 1, 1), 4, mask, bias=False)
+    old = {tuple(p): np.array(b) for p, b in zip(np.argwhere(mask), layer.weight)}
+    layer.update_layout(~mask | mask)
+    for place, block in zip(np.argwhere(layer.layout), layer.weight):
+        assert np.array_equal(np.array(block), old.get(tuple(place), np.zeros((4, 4))))
+    layer.update_layout(np.zeros_like(mask))
+    assert not np.array(layer(sites(8)).feats).any()
+
+
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention(key_heads, causal):
+    layout = LocalWindow(1, 4)(18)
+    layer = SparseMultiheadAttention(16, 4, layout, num_key_heads=key_heads, causal=causal)
+    x = RNG.standard_normal((2, 18, 16)).astype(np.float32)
+    keys = RNG.random((2, 18)) < 0.8
+
+    def project(name, a):
+        return a @ np.array(layer[f"{name}_weight"]).T + np.array(layer[f"{name}_bias"])
+
+    def heads(name, count):
+        return project(name, x).reshape(2, 18, count, 4).swapaxes(1, 2)
+
+    allowed = oracle.element_mask(layout.to_dense(), (4, 4), (18, 18))[None] & keys[:, None, None]
+    if causal:
+        allowed = allowed & np.tri(18, dtype=bool)
+    out, _ = oracle.attention(heads("q", 4), heads("k", key_heads), heads("v", key_heads), allowed, 0.5)
+    wanted = project("out", out.swapaxes(1, 2).reshape(2, 18, 16))
+    close(layer(mx.array(x), key_padding_mask=mx.array(keys)), wanted)
+    assert len(layer.parameters()) == 8 and "num_heads=4" in repr(layer)
+
+
+def test_cross_attention_and_other_layouts():
+    mask = np.ones((3, 2), bool)
+    layer = SparseMultiheadAttention(8, 2, BlockLayout(mask, 4, shape=(10, 7)), bias=False)
+    q, k = (mx.array(RNG.standard_normal((1, n, 8)).astype(np.float32)) for n in (10, 7))
+    assert layer(q, k).shape == (1, 10, 8)
+    assert layer(k, q, layout=BlockLayout(mask.T, 4, shape=(7, 10))).shape == (1, 7, 8)
+    _, gradients = mlx.nn.value_and_grad(layer, lambda: layer(q, k).square().sum())()
+    assert all(float(mx.abs(g).max()) > 0 for g in gradients.values())
+
+
+LAYOUT = np.ones((2, 2), bool)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: BlockSparseLinear(9, 8, 4, LAYOUT), ShapeError, "shape"),
+        (lambda: BlockSparseLinear(8, 8, 4, np.ones((2, 2, 2), bool)), ShapeError, "heads"),
+        (lambda: BlockSparseLinear(8, 8, 4, LAYOUT)(mx.zeros((3, 7))), ShapeError, "x has shape"),
+        (lambda: BlockSparseLinear(8, 8, 4, LAYOUT)(np.zeros((3, 8))), DTypeError, "ndarray"),
+        (lambda: BlockSparseLinear(8, 8, 4, LAYOUT * 2), MLXSparseError, "other integers"),
+        (lambda: nn.BlockSparseConv3d(8, 8, 3, 4, LAYOUT), ShapeError, "layout has shape"),
+        (lambda: nn.BlockSparseConv3d(8, 8, 1, 4, LAYOUT.reshape(2, 1, 1, 1, 2))(sites(4)), ShapeError, "channels"),
+        (lambda: nn.BlockSparseConv3d(8, 8, 1, 4, LAYOUT.reshape(2, 1, 1, 1, 2))(mx.zeros(3)), DTypeError, "SparseTensor"),
+        (lambda: SparseMultiheadAttention(9, 2, LAYOUT, 4), ShapeError, "num_heads=2"),
+        (lambda: SparseMultiheadAttention(8, 2, np.ones((3, 2, 2), bool), 4), ShapeError, "3 heads"),
+        (lambda: SparseMultiheadAttention(8, 2, LAYOUT, 4)(mx.zeros((1, 8, 9))), ShapeError, "input"),
+        (lambda: SparseMultiheadAttention(8, 2, LAYOUT, 4)(mx.zeros((1, 9, 8))), ShapeError, "layout has shape"),
+    ],
+)  # fmt: skip
+def test_bad_input(call, error, words):
+    with pytest.raises(error, match=words):
+        call()

@@ -1,0 +1,145 @@
+"""Patterns against their definitions, written as loops over pairs of blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mlxsparse.blocksparse import BigBird, BSLongformer, Dense, Fixed, LocalWindow, Strided, Variable
+from mlxsparse.errors import DTypeError, MLXSparseError, ShapeError
+
+LENGTHS = (0, 1, 4, 30, 61)  # tokens, block 4
+DIRECTIONS = ("bidirectional", "unidirectional")
+
+
+def check(pattern, sees):
+    """`sees(n, head, row, col)` for every pair, both directions."""
+    for direction in DIRECTIONS:
+        made = type(pattern)(**{**vars(pattern), "attention": direction})
+        for length in LENGTHS:
+            layout = made(length)
+            n = -(-length // 4)
+            assert layout.grid == (2, n, n) and layout.shape == (length, length)
+            wanted = np.array(
+                [
+                    [
+                        [sees(n, h, i, j) and (direction == "bidirectional" or j <= i) for j in range(n)]
+                        for i in range(n)
+                    ]
+                    for h in range(2)
+                ],
+                bool,
+            ).reshape(2, n, n)
+            assert np.array_equal(layout.to_dense(), wanted), (made, length)
+            assert layout == made.make_layout(length)
+
+
+def test_dense():
+    check(Dense(2, 4), lambda n, h, i, j: True)
+
+
+@pytest.mark.parametrize("window", [1, 3, 5])
+def test_local_window(window):
+    check(
+        LocalWindow(2, 4, num_sliding_window_blocks=window),
+        lambda n, h, i, j: abs(i - j) <= window // 2,
+    )
+
+
+@pytest.mark.parametrize("stride", [1, 3, 20])
+def test_strided(stride):
+    check(Strided(2, 4, stride=stride), lambda n, h, i, j: abs(i - j) < stride or (i - j) % stride == 0)
+
+
+@pytest.mark.parametrize("horizontal", [False, True])
+@pytest.mark.parametrize(("local", "shared", "turns"), [(4, 1, 1), (4, 1, 2), (3, 2, 1), (1, 1, 1)])
+def test_fixed(horizontal, local, shared, turns):
+    def is_global(n, h, j):
+        place = j % local
+        last = local - (h % turns) * shared
+        short = n % local and j == n - 1
+        return last - shared <= place < last or short
+
+    check(
+        Fixed(
+            2,
+            4,
+            num_local_blocks=local,
+            num_global_blocks=shared,
+            num_different_global_patterns=turns,
+            horizontal_global_attention=horizontal,
+        ),
+        lambda n, h, i, j: (
+            i // local == j // local or is_global(n, h, j) or (horizontal and is_global(n, h, i))
+        ),
+    )
+
+
+@pytest.mark.parametrize("horizontal", [False, True])
+def test_variable_without_random_blocks(horizontal):
+    windows = [0] + [1] * 2 + [2] * 3 + [3] * 3 + [4] * 3 + [5] * 3 + [6] * 3
+    shared = {0, 5, 6}
+    check(
+        Variable(
+            2,
+            4,
+            local_window_blocks=(1, 2, 3),
+            global_block_indices=(0, 5),
+            global_block_end_indices=(1, 7),
+            horizontal_global_attention=horizontal,
+        ),
+        lambda n, h, i, j: windows[i] == windows[j] or j in shared or (horizontal and i in shared),
+    )
+
+
+def test_longformer():
+    check(
+        BSLongformer(2, 4, num_sliding_window_blocks=3, global_block_indices=(0, 4)),
+        lambda n, h, i, j: abs(i - j) <= 1 or i in (0, 4) or j in (0, 4),
+    )
+
+
+def test_bigbird_without_random_blocks():
+    check(
+        BigBird(2, 4, num_random_blocks=0, num_global_blocks=2),
+        lambda n, h, i, j: abs(i - j) <= 1 or i < 2 or j < 2,
+    )
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("kind", [BigBird, Variable])
+def test_random_blocks(kind, direction):
+    few, many = (kind(2, 4, num_random_blocks=r, attention=direction)(200) for r in (0, 3))
+    extra = many - few
+    assert (few & many) == few and 2 * 10 < extra.nnz <= 2 * 50 * 3
+    assert many == kind(2, 4, num_random_blocks=3, attention=direction)(200)
+    assert many != kind(2, 4, num_random_blocks=3, attention=direction, seed=1)(200)
+    heads = many.to_dense()
+    assert not np.array_equal(heads[0], heads[1])
+    if direction == "unidirectional":
+        assert (many.cols <= many.rows).all()
+
+
+def test_long_patterns_make_no_square():
+    layout = LocalWindow(1, 64)(1 << 22)
+    assert layout.grid == (1, 65536, 65536) and layout.nnz == 3 * 65536 - 2
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: Dense(0, 4), ShapeError, "num_heads"),
+        (lambda: Dense(1, 0), ShapeError, "block"),
+        (lambda: Dense(1, 4)(-1), ShapeError, "length"),
+        (lambda: Dense(1, 4)(2.5), DTypeError, "length"),
+        (lambda: Dense(1, 4, "left"), MLXSparseError, "attention"),
+        (lambda: Strided(1, 4, stride=0), ShapeError, "stride"),
+        (lambda: Fixed(1, 4, num_local_blocks=2, num_global_blocks=3), ShapeError, "num_global_blocks"),
+        (lambda: Variable(1, 4, local_window_blocks=())(8), ShapeError, "local_window_blocks"),
+        (lambda: BSLongformer(1, 4, global_block_end_indices=(1, 2))(8), ShapeError, "end_indices"),
+        (lambda: BigBird(1, 4, num_random_blocks=-1), ShapeError, "num_random_blocks"),
+    ],
+)
+def test_bad_input(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
