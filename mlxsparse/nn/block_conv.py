@@ -35,8 +35,8 @@ class BlockSparseConv3d(Module):
         stride, padding, support: as Conv3d. By default (stride 1, no padding) the convolution is submanifold.
         bias: learn an additive bias.
 
-    `weight` (nnz, bo, bi) holds the blocks in the order of ``np.argwhere(layout)``. Taps without any block are
-    left out of the kernel map, so time falls with them; within a tap the product is dense.
+    `weight` (nnz, bo, bi) holds the blocks in the order of ``np.argwhere(layout)``. Taps without any block
+    are left out of the kernel map, so time falls with them; within a tap the product is dense.
     """
 
     def __init__(

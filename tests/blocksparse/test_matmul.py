@@ -256,7 +256,7 @@ def test_bad_input(call, error, words):
 
 
 def test_transposed_example_of_torch_blocksparse_is_refused():
-    """Its README multiplies with trans_a and an `a` that is stored plain: a shape error, not a wrong result."""
+    """Its README multiplies with trans_a an `a` that is stored plain: a shape error, not a wrong result."""
     z, h, m, n, k = 4, 2, 64, 32, 48
     layout = np.random.default_rng(5).integers(0, 2, (h, m // 16, n // 16))
     layout[0, 0, 0] = 1
