@@ -6,15 +6,18 @@ Each output is written by one task, its sums in ascending order of blocks: the s
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 
-from ..backend.host import parallel
+from ..backend.host import blas_control, num_threads, parallel
 from .block_index import BlockIndex, Side
 
-PANEL = 512  # columns of the dense operand that one task multiplies
+PANEL = 1024  # columns of the dense operand that one task multiplies
 DEPTH = 4096  # elements along the reduced axis that are gathered at a time
+GATHERED = 1 << 21  # elements of the dense operands of sdd that are gathered at a time
 SMALL_WORK = 1 << 21  # multiply-adds that one thread does in about the time of waking another
+LARGE_WORK = 1 << 21  # multiply-adds of a task that BLAS divides among its own threads well
 SCRATCH_BYTES = 1 << 25  # larger buffers are given back after use
 _local = threading.local()
 
@@ -28,6 +31,20 @@ def scratch(name: str, *shape: int) -> np.ndarray:
         if held.nbytes <= SCRATCH_BYTES:
             setattr(_local, name, held)
     return held[:size].reshape(shape)
+
+
+def each(work: Callable[[int], None], tasks: int, multiply_adds: int) -> None:
+    """Run tasks that are mostly one product each: large ones in turn, with BLAS's own threads.
+
+    Those threads wait for work by spinning for a while after any product, also a caller's: worker threads of ours
+    would share the cores with them.
+    """
+    if num_threads() > 1 and blas_control() == "openblas" and multiply_adds > LARGE_WORK * tasks:
+        with np.errstate(invalid="ignore", over="ignore"):
+            for task in range(tasks):
+                work(task)
+        return
+    parallel(work, tasks, blas=True, small=multiply_adds < SMALL_WORK)
 
 
 def zero_edges(values: np.ndarray, index: BlockIndex) -> None:
@@ -95,7 +112,7 @@ def times(values: np.ndarray, side: Side, dense: np.ndarray, out: np.ndarray) ->
     batch, _, _, width = dense.shape
     dense = whole_blocks(dense, side.other_size)
     row_major = dense.strides[3] == dense.itemsize
-    panels = -(-width // PANEL) if width > 2 * PANEL or not row_major else 1
+    panels = -(-width // PANEL) if width > 2 * PANEL else 1
     parts = _panelled(dense, panels) if panels > 1 and row_major else None
     run_count = len(side.runs)
 
@@ -127,8 +144,7 @@ def times(values: np.ndarray, side: Side, dense: np.ndarray, out: np.ndarray) ->
             else:
                 target += np.matmul(coefficients, rows)
 
-    small = values.size * width < SMALL_WORK
-    parallel(work, batch * panels * run_count, blas=True, small=small)
+    each(work, batch * panels * run_count, values.size * width)
 
 
 def _panelled(dense: np.ndarray, panels: int) -> list[np.ndarray]:
@@ -147,11 +163,11 @@ def sampled(a: np.ndarray, b: np.ndarray, index: BlockIndex, values: np.ndarray)
 
     a (Z, H, M, K), b (Z, H, K, N), which may be transposed views; values (Z, nnz, br, bc).
     """
-    side, (br, bc) = index.by_col, index.block
-    m, depth = index.shape[0], a.shape[3]
+    side, (br, _) = index.by_col, index.block
     zero_edges(values, index)
-    large = br * bc * depth >= 1 << 16
-    per_z = side.lines * index.grid[0]
+    a = whole_blocks(a, br)
+    depth = a.shape[3]
+    per_z, per_step = side.lines * index.grid[0], max(1, GATHERED // max(1, br * depth))
 
     def work(task: int) -> None:
         z, line = divmod(task, per_z)
@@ -161,20 +177,16 @@ def sampled(a: np.ndarray, b: np.ndarray, index: BlockIndex, values: np.ndarray)
             return
         left, right = side.span(col, col + 1)
         columns = b[z, head][:, left:right]
-        if columns.strides[0] != columns.itemsize:
-            columns = np.ascontiguousarray(columns)
-        rows = side.other[start:stop]
-        if large or m % br:
-            for entry, row in zip(side.block[start:stop], rows):
-                top, bottom = row * br, min((row + 1) * br, m)
-                np.matmul(
-                    a[z, head, top:bottom], columns, out=values[z, entry, : bottom - top, : right - left]
-                )
-            return
-        product = np.matmul(pick(a[z, head], rows, br), columns)
-        values[z, side.block[start:stop], :, : right - left] = product.reshape(-1, br, right - left)
+        for first in range(start, stop, per_step):
+            last = min(first + per_step, stop)
+            product = np.matmul(pick(a[z, head], side.other[first:last], br), columns)
+            product = product.reshape(-1, br, right - left)
+            spill = int(side.other[last - 1] + 1) * br - side.other_extent
+            values[z, side.block[first:last], :, : right - left] = product
+            if spill > 0:
+                values[z, side.block[last - 1], br - spill :] = 0
 
-    parallel(work, len(a) * per_z, blas=True, small=values.size * depth < SMALL_WORK)
+    each(work, len(a) * per_z, values.size * depth)
 
 
 # ---------------------------------------------------------------- dense forms

@@ -111,12 +111,12 @@ def test_larger_products(mode, flags, block):
     mask[1, 2] = False
     drawn = type("Drawn", (), {"mask": mask, "block": block, "shape": (5 * block[0] - 7, 6 * block[1] - 5)})
     depth, block_host = 1040, block_matmul.block_host
-    before = block_host.DEPTH, block_host.PANEL
-    block_host.DEPTH, block_host.PANEL = 64, 256
+    before = block_host.DEPTH, block_host.PANEL, block_host.GATHERED
+    block_host.DEPTH, block_host.PANEL, block_host.GATHERED = 64, 256, 1 << 16
     try:
         Problem(mode, drawn, 2, depth, *flags, mx.float32).check("blocks")
     finally:
-        block_host.DEPTH, block_host.PANEL = before
+        block_host.DEPTH, block_host.PANEL, block_host.GATHERED = before
 
 
 @pytest.mark.parametrize("mode", ["sdd", "dsd", "dds"])
