@@ -42,6 +42,12 @@ class Kernel(NamedTuple):
 _HASH = ("coord_hash.h",)
 _ROWS = ("rows.h",)
 KERNELS: dict[str, Kernel] = {
+    "block_gemm": Kernel(
+        {"a": _T, "b": _T, "ptr": _I, "block": _I, "other": _I},
+        {"y": _T},
+        ("tile.h", "stage.h"),
+        ("T", "MODE", "TA", "TB", "BM", "BN", "WM", "WN", "SUB", "STAGES", "EXACT"),
+    ),
     "candidates": Kernel({"coords": _I}, {"sites": _I, "status": _U}),
     "compact": Kernel({"flags": _U, "places": _I}, {"rows": _I}),
     "conv": Kernel({"x": _T, "weight": _T, "bias": _F, "nbr": _I}, {"y": _T}, ("tile.h",), ("T", "EXACT")),
@@ -108,7 +114,7 @@ def shared_memory(body: str) -> str:
 
 
 def cuda_prelude() -> str:
-    return text("prelude.cuh") + text("tile.cuh")
+    return text("prelude.cuh") + text("tile.cuh") + text("stage.cuh")
 
 
 def _cuda(name: str, input_names: list[str], output_names: list[str], source: str, header: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -83,6 +83,7 @@ class BlockIndex:
     ):
         self.grid, self.block, self.shape = grid, block, shape
         self.heads, self.rows, self.cols = heads, rows, cols
+        self.groups: dict[tuple[int, int], Any] = {}  # what block_kernel.sdd_groups made
 
     @property
     def nnz(self) -> int:

@@ -1,0 +1,138 @@
+"""Cases of the block-sparse kernels: the three products, softmax and attention, every dtype."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import mlx.core as mx
+import numpy as np
+
+from mlxsparse.backend import kernel_blocks
+from mlxsparse.engine import block_kernel
+from mlxsparse.engine.block_index import BlockIndex
+from mlxsparse.testing import oracle
+
+from .common import DTYPES, LARGE, Case, close, equal, integers, repeats, rng, sized, values
+
+
+def index_of(mask: np.ndarray, block: tuple[int, int], shape: tuple[int, int]) -> BlockIndex:
+    heads, rows, cols = (a.astype(np.int32) for a in np.nonzero(mask))
+    return BlockIndex(mask.shape, block, shape, heads, rows, cols)
+
+
+def mask_of(seed: int, heads: int, rows: int, cols: int, density: float) -> np.ndarray:
+    """Random blocks, with an empty row, column and (of several) head."""
+    mask = rng(seed).random((heads, rows, cols)) < density
+    mask[:, rows // 2] &= rows == 1
+    mask[:, :, cols // 3] &= cols == 1
+    if heads > 2:
+        mask[1] = False
+    return mask
+
+
+def product(
+    dtype: mx.Dtype,
+    mode: str,
+    ta: bool,
+    tb: bool,
+    block: tuple[int, int],
+    k: int,
+    grid: tuple[int, int, int] = (2, 3, 4),
+    batch: int = 1,
+    cut: tuple[int, int] = (0, 0),
+    again: bool = False,
+) -> None:
+    """One product against dense float64; what the sparse operand holds outside the matrix is NaN."""
+    heads = grid[0]
+    m, n = grid[1] * block[0] - cut[0], grid[2] * block[1] - cut[1]
+    mask = mask_of(1, *grid, 0.6)
+    index = index_of(mask, block, (m, n))
+    inner = {"sdd": k, "dsd": m if ta else n, "dds": n if tb else m}[mode]
+    if mode == "sdd":
+        sides = [(k, m) if ta else (m, k), (n, k) if tb else (k, n)]
+    elif mode == "dsd":
+        sides = [(m, n), (k, inner) if tb else (inner, k)]
+    else:
+        sides = [(inner, k) if ta else (k, inner), (m, n)]
+    (a, a64), (b, b64) = (values(i, (batch, heads, *side), dtype) for i, side in enumerate(sides))
+    operands = [a, b]
+    sparse = {"sdd": None, "dsd": 0, "dds": 1}[mode]
+    if sparse is not None:
+        dense = (a64, b64)[sparse]
+        inside = oracle.block_pack(np.ones_like(dense), mask, block) > 0
+        packed = np.where(inside, oracle.block_pack(dense, mask, block), np.nan)
+        operands[sparse] = mx.array(packed.astype(np.float32)).astype(dtype)
+    call = getattr(block_kernel.KERNEL, mode)
+    y = call(*operands, index, ta, tb, False)
+    wanted = oracle.block_matmul(mode, a64, b64, mask, block, (m, n), ta, tb)
+    close(y, oracle.block_pack(wanted, mask, block) if mode == "sdd" else wanted, dtype)
+    if again:
+        repeats(lambda: [call(*operands, index, ta, tb, False)])
+
+
+def empty(dtype: mx.Dtype) -> None:
+    """No blocks, no rows, no reduced elements."""
+    for mask, k in ((np.zeros((1, 2, 2), bool), 3), (np.zeros((1, 0, 2), bool), 3), (np.ones((1, 2, 2), bool), 0)):
+        index = index_of(mask, (4, 4), (mask.shape[1] * 4, 8))
+        m = index.shape[0]
+        s = mx.ones((1, index.nnz, 4, 4), dtype)
+        k_sdd = block_kernel.KERNEL.sdd(mx.ones((1, 1, m, k), dtype), mx.ones((1, 1, k, 8), dtype), index, False, False, False)
+        equal(k_sdd.astype(mx.float32), np.zeros((1, index.nnz, 4, 4)))
+        if index.nnz == 0:
+            y = block_kernel.KERNEL.dsd(s, mx.ones((1, 1, 8, k), dtype), index, False, False, False)
+            equal(y.astype(mx.float32), np.zeros((1, 1, m, k)))
+            y = block_kernel.KERNEL.dds(mx.ones((1, 1, k, m), dtype), s, index, False, False, False)
+            equal(y.astype(mx.float32), np.zeros((1, 1, k, 8)))
+
+
+def out_of_range(dtype: mx.Dtype) -> None:
+    """Tables that name blocks, places and lines which do not exist: those count as none."""
+    bad = [2**31 - 1, -(2**31), -1, 3]
+    tile = kernel_blocks.tile_of(kernel_blocks.DSD, 16, dtype, False)
+    s, s64 = values(1, (1, 3, 16, 16), dtype)
+    b, b64 = values(2, (1, 1, 48, 16), dtype)
+    for wrong in bad:
+        for which in ("block", "other", "ptr"):
+            block, other, ptr = [0, 1, 2], [0, 1, 2], [0, 2, 3]
+            if which == "ptr":
+                ptr[2] = wrong if wrong > 3 else 3
+            else:
+                (block if which == "block" else other)[1] = wrong
+            lines = kernel_blocks.Lines(integers(ptr), integers(block), integers(other), 2, 3, 16, 16, 32, 48)
+            y = kernel_blocks.block_gemm(kernel_blocks.DSD, s, b, lines, False, False, 1, tile)
+            wanted = np.zeros((1, 1, 32, 16))
+            for entry in range(3):
+                if which == "ptr" or entry != 1:
+                    row = 0 if entry < 2 else 1
+                    wanted[0, 0, row * 16 : row * 16 + 16] += s64[0, entry] @ b64[0, 0, entry * 16 : entry * 16 + 16]
+            close(y, wanted, dtype, which)
+    a, a64 = values(3, (1, 1, 32, 8), dtype)
+    b, b64 = values(4, (1, 1, 8, 48), dtype)
+    for wrong in bad:
+        group = [[0, wrong, -1, -1, -1, -1, -1, -1], [2, -1, -1, -1, -1, -1, -1, -1]]
+        other = [[0, 1, -1, -1, -1, -1, -1, -1], [wrong, -1, -1, -1, -1, -1, -1, -1]]
+        lines = kernel_blocks.Lines(integers([0, 1]), integers(group), integers(other), 2, 3, 16, 16, 32, 48)
+        y = kernel_blocks.block_gemm(kernel_blocks.SDD, a, b, lines, False, False, 1, tile, 16)
+        close(y[:, :1], (a64[0, 0, :16] @ b64[0, 0, :, :16])[None, None], dtype, "sdd")
+
+
+CASES: dict[str, Case] = {}
+for _name, _dtype in DTYPES.items():
+    for _mode in ("sdd", "dsd", "dds"):
+        for _ta in (False, True):
+            for _tb in (False, True):
+                CASES[f"{_mode}{'_ta' * _ta}{'_tb' * _tb}-{_name}"] = partial(
+                    product, _dtype, _mode, _ta, _tb, (sized(16, 64), sized(24, 64)), sized(40, 300), again=LARGE
+                )
+    for _mode in ("sdd", "dsd", "dds"):
+        CASES[f"{_mode}_ragged-{_name}"] = partial(
+            product, _dtype, _mode, False, True, (20, 17), 37, batch=2, cut=(3, 5), grid=(3, 2, 3)
+        )
+        if _name != "f32" or LARGE:
+            CASES[f"{_mode}_64-{_name}"] = partial(
+                product, _dtype, _mode, _mode == "dds", False, (64, 64), sized(24, 700), grid=(1, 2, 3)
+            )
+    CASES[f"empty-{_name}"] = partial(empty, _dtype)
+    CASES[f"out_of_range-{_name}"] = partial(out_of_range, _dtype)
+CASES["sdd_wide_blocks-f16"] = partial(product, mx.float16, "sdd", False, False, (16, 200), 24, grid=(1, 2, 2))
+CASES["dsd_wide_blocks-f16"] = partial(product, mx.float16, "dsd", True, False, (16, 200), 24, grid=(1, 2, 2))
