@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from ..errors import MLXSparseError
 from .kernel_conv import FP32_MODES
-from .library import blocks, check_array, filled, launch
+from .library import SMALL, blocks, check_array, filled, launch, numbers, unread
 
 DSD, DDS, SDD = 0, 1, 2
 
@@ -132,3 +132,71 @@ def block_gemm(
         STAGES=tile.stages,
         EXACT=fp32_mode(a.dtype),
     )[0]
+
+
+# ---------------------------------------------------------------- softmax
+
+
+class Addends(NamedTuple):
+    """What block_softmax.metal adds to scores: float32 arrays, ids int32, or None; `causal` an offset or None.
+
+    bias (Z or 1, H or 1, M, N), or `packed` (Z or 1, nnz, br, bc); keys (Z, KH, N); pairs (M, N).
+    """
+
+    bias: mx.array | None = None
+    packed: bool = False
+    keys: mx.array | None = None
+    pairs: mx.array | None = None
+    q_ids: mx.array | None = None
+    k_ids: mx.array | None = None
+    causal: int | None = None
+
+    def arrays(self) -> list[mx.array]:
+        return [a if a is not None else unread() for a in (self.bias, self.keys, self.pairs)]
+
+    def ids(self) -> list[mx.array]:
+        return [a if a is not None else numbers(SMALL) for a in (self.q_ids, self.k_ids)]
+
+    def sizes(self) -> list[int]:
+        """dims[7:15] of block_softmax.metal."""
+        kind = 0 if self.bias is None else 2 if self.packed else 1
+        batch, heads = (1, 1) if self.bias is None else self.bias.shape[:2]
+        key_heads = 0 if self.keys is None else self.keys.shape[1]
+        flags = [int(a is not None) for a in (self.pairs, self.q_ids, self.causal)]
+        return [kind, batch, heads, key_heads, *flags, self.causal or 0]
+
+
+def _row_grid(lines: Lines, heads: int, batch: int) -> tuple[int, int, int]:
+    return blocks(heads * lines.lines * lines.size, 8), batch, 1
+
+
+def block_softmax(
+    x: mx.array, scale: mx.array, addends: Addends, lines: Lines, heads: int
+) -> tuple[mx.array, mx.array]:
+    """(y (Z, nnz, br, bc) of x's dtype, lse (Z, H, M) float32); `lines` are the block rows, scale is float32 (1,)."""
+    check_array("x", x, 4)
+    batch = x.shape[0]
+    sizes = [lines.lines, lines.nnz, lines.size, lines.other_size, lines.extent, lines.other_extent, heads]
+    inputs = [x, scale, *addends.arrays(), *addends.ids(), lines.ptr, lines.other]
+    shapes = [x.shape, (batch, heads, lines.extent)]
+    y, lse = launch(
+        "block_softmax",
+        inputs,
+        [*sizes, *addends.sizes(), batch],
+        shapes,
+        _row_grid(lines, heads, batch),
+        dtype=x.dtype,
+    )
+    return y, lse
+
+
+def block_softmax_grad(
+    ct: mx.array, y: mx.array, lse_ct: mx.array | None, lines: Lines, heads: int
+) -> mx.array:
+    """Gradient of the scores, float32 (Z, nnz, br, bc), from those of y and of lse (Z, H, M)."""
+    check_array("ct", ct, 4, y.dtype)
+    sizes = [lines.lines, lines.nnz, lines.size, lines.other_size, lines.extent, lines.other_extent, heads]
+    inputs = [ct, y, unread() if lse_ct is None else lse_ct, lines.ptr, lines.other]
+    grid = _row_grid(lines, heads, y.shape[0])
+    dims = [*sizes, int(lse_ct is not None)]
+    return launch("block_softmax_grad", inputs, dims, [y.shape], grid, dtype=y.dtype)[0]

@@ -48,6 +48,18 @@ KERNELS: dict[str, Kernel] = {
         ("tile.h", "stage.h"),
         ("T", "MODE", "TA", "TB", "BM", "BN", "WM", "WN", "SUB", "STAGES", "EXACT"),
     ),
+    "block_softmax": Kernel(
+        {
+            "x": _T, "scale": _F, "bias": _F, "keys": _F, "pairs": _F,
+            "q_ids": _I, "k_ids": _I, "ptr": _I, "cols": _I,
+        },
+        {"y": _T, "lse": _F},
+        ("block_scores.h",),
+        ("T",),
+    ),
+    "block_softmax_grad": Kernel(
+        {"ct": _T, "y": _T, "lse_ct": _F, "ptr": _I, "cols": _I}, {"dt": _F}, (), ("T",)
+    ),
     "candidates": Kernel({"coords": _I}, {"sites": _I, "status": _U}),
     "compact": Kernel({"flags": _U, "places": _I}, {"rows": _I}),
     "conv": Kernel({"x": _T, "weight": _T, "bias": _F, "nbr": _I}, {"y": _T}, ("tile.h",), ("T", "EXACT")),

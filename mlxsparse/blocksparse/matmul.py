@@ -30,7 +30,8 @@ def sdd(
 
     a (Z, H, M, K), or (Z, H, K, M) with trans_a; b (Z, H, K, N), or (Z, H, N, K) with trans_b; any K.
     -> (Z, nnz, br, bc) of their dtype, float32 sums, 0 outside the matrix. Differentiable in both.
-    path: None (chosen by density), "blocks" or "dense". Raises ShapeError and DTypeError.
+    path: None (chosen by density), "blocks" or "dense"; on a GPU "dense" lets NaN pass through absent blocks.
+    Raises ShapeError and DTypeError.
     """
     check_path(path)
     _check_dense("a", a, layout)

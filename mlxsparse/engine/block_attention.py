@@ -96,7 +96,7 @@ class _Host:
     ) -> mx.array:
         """Gradient of q, k, v or the bias."""
         if name == "bias":
-            index = _with_heads(index, q.shape[1])
+            index = index.with_heads(q.shape[1])
         job = _job(q, k, v, scale, added, index)
         job, saved = _saved(
             job, view32(ct), None if lse_ct is None else view32(lse_ct), view32(out), view32(lse)
@@ -150,14 +150,3 @@ def _saved(
     rows = np.where(fine, np.float32(0), np.float32(np.nan))
     job = job._replace(q=q, terms=job.terms._replace(rows=rows))
     return job, host.Saved(ct, np.where(fine, lse, np.float32(0)), delta)
-
-
-def _with_heads(index: BlockIndex, heads: int) -> BlockIndex:
-    """The index of a layout of one head, repeated."""
-    if index.grid[0] == heads:
-        return index
-    _, r, c = index.grid
-    places = [np.tile(a, heads) for a in (index.rows, index.cols)]
-    return BlockIndex(
-        (heads, r, c), index.block, index.shape, np.repeat(np.arange(heads), index.nnz), *places
-    )

@@ -83,7 +83,7 @@ class BlockIndex:
     ):
         self.grid, self.block, self.shape = grid, block, shape
         self.heads, self.rows, self.cols = heads, rows, cols
-        self.groups: dict[tuple[int, int], Any] = {}  # what block_kernel.sdd_groups made
+        self.groups: dict[tuple[int, int], Any] = {}  # sdd_groups of block_kernel, with_heads
 
     @property
     def nnz(self) -> int:
@@ -115,6 +115,18 @@ class BlockIndex:
         return Side(
             False, c, ptr, order, other, self.block[1], self.shape[1], self.block[0], self.shape[0], runs
         )
+
+    def with_heads(self, heads: int) -> BlockIndex:
+        """The index of one head, repeated; kept."""
+        if self.grid[0] == heads:
+            return self
+        found: BlockIndex | None = self.groups.get((heads, 0))
+        if found is None:
+            rows, cols = (np.tile(a, heads) for a in (self.rows, self.cols))
+            head = np.repeat(np.arange(heads, dtype=np.int32), self.nnz)
+            found = BlockIndex((heads, *self.grid[1:]), self.block, self.shape, head, rows, cols)
+            self.groups[heads, 0] = found
+        return found
 
     @cached_property
     def row_tables(self) -> Tables:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import mlx.core as mx
 import numpy as np
 
 from ..backend import kernel_blocks
-from ..backend.kernel_blocks import DDS, DSD, SDD, Lines, Tile
-from ..backend.library import blocks
+from ..backend.kernel_blocks import DDS, DSD, SDD, Addends, Lines, Tile
+from ..backend.library import blocks, filled
 from .block_index import BlockIndex, Side
 from .tables import integers
+
+if TYPE_CHECKING:
+    from .block_softmax import Added
 
 
 def _lines(index: BlockIndex, side: Side) -> Lines:
@@ -110,3 +115,147 @@ def unpack(values: mx.array, index: BlockIndex, fill: float) -> mx.array:
     places = np.where(index.places < 0, index.nnz, index.places).reshape(-1)
     whole = mx.take(mx.concatenate([values, absent], axis=1), mx.array(places), axis=1)
     return whole.reshape(z, h, r, c, br, bc).swapaxes(3, 4).reshape(z, h, r * br, c * bc)[:, :, :m, :n]
+
+
+# ---------------------------------------------------------------- softmax
+
+
+def _addends(added: Added, keys: mx.array | None) -> Addends:
+    def single(a: mx.array | None) -> mx.array | None:
+        return None if a is None else a.astype(mx.float32)
+
+    return Addends(
+        bias=single(added.rpe),
+        packed=added.packed,
+        keys=keys,
+        pairs=single(added.pairs),
+        q_ids=added.q_segments,
+        k_ids=added.k_segments,
+        causal=added.causal,
+    )
+
+
+def softmax(x: mx.array, scale: mx.array, added: Added, index: BlockIndex) -> tuple[mx.array, mx.array]:
+    """(y (Z, nnz, br, bc) of x's dtype, lse (Z, H, M) float32)."""
+    keys = None if added.keys is None else added.keys.astype(mx.float32)[:, None]
+    factor = scale.astype(mx.float32).reshape(1)
+    return _softmax(x, factor, _addends(added, keys), index)
+
+
+def _softmax(x: mx.array, scale: mx.array, addends: Addends, index: BlockIndex) -> tuple[mx.array, mx.array]:
+    if index.nnz == 0:
+        return x, filled((x.shape[0], index.grid[0], index.shape[0]), -float("inf"), mx.float32)
+    return kernel_blocks.block_softmax(x, scale, addends, _lines(index, index.by_row), index.grid[0])
+
+
+def score_gradient(ct: mx.array, y: mx.array, lse_ct: mx.array | None, index: BlockIndex) -> mx.array:
+    """Gradient of the scores (Z, nnz, br, bc) float32."""
+    if index.nnz == 0:
+        return filled(y.shape, 0, mx.float32)
+    lines = _lines(index, index.by_row)
+    return kernel_blocks.block_softmax_grad(ct.astype(y.dtype), y, lse_ct, lines, index.grid[0])
+
+
+def addend_gradient(name: str, dt: mx.array, addend: mx.array, packed: bool, index: BlockIndex) -> mx.array:
+    """Gradient of one addend (a name of block_softmax.Added) from that of the scores."""
+    if index.nnz == 0:
+        return filled(addend.shape, 0, addend.dtype)
+    if name == "keys":
+        bc, r = index.block[1], index.grid[1]
+        narrow = BlockIndex(index.grid, (1, bc), (r, index.shape[1]), index.heads, index.rows, index.cols)
+        whole = unpack(dt.sum(axis=2, keepdims=True), narrow, 0.0)
+        return whole.sum(axis=(1, 2)).astype(addend.dtype)
+    if name == "pairs":
+        return unpack(dt.sum(axis=0, keepdims=True), index, 0.0).sum(axis=(0, 1)).astype(addend.dtype)
+    if addend.shape[0] < dt.shape[0]:
+        dt = dt.sum(axis=0, keepdims=True)
+    if packed:
+        return dt.astype(addend.dtype)
+    whole = unpack(dt, index, 0.0)
+    if addend.shape[1] < whole.shape[1]:
+        whole = whole.sum(axis=1, keepdims=True)
+    return whole.astype(addend.dtype)
+
+
+# ---------------------------------------------------------------- attention
+
+
+def attention(
+    q: mx.array, k: mx.array, v: mx.array, scale: float, added: Added, index: BlockIndex
+) -> tuple[mx.array, mx.array]:
+    """(out (Z, Hq, M, Dv) of q's dtype or float32, lse (Z, Hq, M) float32)."""
+    index, k, v, addends = _prepared(q, k, v, added, index)
+    p, lse = _probabilities(q, k, scale, addends, index)
+    return KERNEL.dsd(p, _widened(v, q.shape[1]), index, False, False, False), lse
+
+
+def _prepared(
+    q: mx.array, k: mx.array, v: mx.array, added: Added, index: BlockIndex
+) -> tuple[BlockIndex, mx.array, mx.array, Addends]:
+    """Keys and values that are masked or not finite become 0, and mark their key with -inf or NaN."""
+    fine = mx.isfinite(k).all(axis=3) & mx.isfinite(v).all(axis=3)
+    mark = mx.where(fine, mx.array(0.0), mx.array(float("nan")))
+    if added.keys is not None:
+        mark = mx.where(added.keys[:, None] == -float("inf"), mx.array(-float("inf")), mark)
+    keep = (mark == 0)[..., None]
+    zero = mx.array(0, k.dtype)
+    k, v = mx.where(keep, k, zero), mx.where(keep, v, zero)
+    return index.with_heads(q.shape[1]), k, v, _addends(added, mark)
+
+
+def _widened(a: mx.array, heads: int) -> mx.array:
+    """Key heads repeated for their query heads, float32."""
+    a = a.astype(mx.float32)
+    return a if a.shape[1] == heads else mx.repeat(a, heads // a.shape[1], axis=1)
+
+
+def _probabilities(
+    q: mx.array, k: mx.array, scale: float, addends: Addends, index: BlockIndex
+) -> tuple[mx.array, mx.array]:
+    scores = KERNEL.sdd(q.astype(mx.float32), _widened(k, q.shape[1]), index, False, True, False)
+    return _softmax(scores, mx.array([scale], mx.float32), addends, index)
+
+
+def attention_gradient(
+    name: str,
+    ct: mx.array,
+    lse_ct: mx.array | None,
+    out: mx.array,
+    lse: mx.array,
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    scale: float,
+    added: Added,
+    index: BlockIndex,
+) -> mx.array:
+    """Gradient of q, k, v or the bias."""
+    heads = q.shape[1]
+    index, k, v, addends = _prepared(q, k, v, added, index)
+    # Queries without any key count for nothing, whatever they hold; those that are not finite reach the keys that
+    # they see, and no other: their scores become NaN, and what is multiplied by a score 0.
+    empty_row, zero = (lse == -float("inf"))[..., None], mx.array(0.0)
+    fine = mx.isfinite(q).all(axis=3) & mx.isfinite(ct).all(axis=3) & mx.isfinite(lse)
+    usable = fine[..., None] & ~empty_row
+    scored = mx.where(empty_row, zero, mx.where(usable, q.astype(mx.float32), mx.array(float("nan"))))
+    factor, ct = mx.where(usable, q.astype(mx.float32), zero), mx.where(usable, ct.astype(mx.float32), zero)
+    p, _ = _probabilities(scored, k, scale, addends, index)
+    if name == "v":
+        return _folded(KERNEL.dsd(p, ct, index, True, False, False), v)
+    dp = KERNEL.sdd(ct, _widened(v, heads), index, False, True, False)
+    ds = score_gradient(dp, p, lse_ct, index)
+    if name == "bias":
+        assert added.rpe is not None
+        return addend_gradient("rpe", ds, added.rpe, added.packed, index)
+    if name == "q":
+        return (KERNEL.dsd(ds, _widened(k, heads), index, False, False, False) * scale).astype(q.dtype)
+    return _folded(KERNEL.dsd(ds, factor, index, True, False, False) * scale, k)
+
+
+def _folded(wide: mx.array, like: mx.array) -> mx.array:
+    """Sum over the query heads of each key head."""
+    z, heads, n, d = wide.shape
+    key_heads = like.shape[1]
+    if heads != key_heads:
+        wide = wide.reshape(z, key_heads, heads // key_heads, n, d).sum(axis=2)
+    return wide.astype(like.dtype)

@@ -72,11 +72,17 @@ def product(
 
 def empty(dtype: mx.Dtype) -> None:
     """No blocks, no rows, no reduced elements."""
-    for mask, k in ((np.zeros((1, 2, 2), bool), 3), (np.zeros((1, 0, 2), bool), 3), (np.ones((1, 2, 2), bool), 0)):
+    for mask, k in (
+        (np.zeros((1, 2, 2), bool), 3),
+        (np.zeros((1, 0, 2), bool), 3),
+        (np.ones((1, 2, 2), bool), 0),
+    ):
         index = index_of(mask, (4, 4), (mask.shape[1] * 4, 8))
         m = index.shape[0]
         s = mx.ones((1, index.nnz, 4, 4), dtype)
-        k_sdd = block_kernel.KERNEL.sdd(mx.ones((1, 1, m, k), dtype), mx.ones((1, 1, k, 8), dtype), index, False, False, False)
+        k_sdd = block_kernel.KERNEL.sdd(
+            mx.ones((1, 1, m, k), dtype), mx.ones((1, 1, k, 8), dtype), index, False, False, False
+        )
         equal(k_sdd.astype(mx.float32), np.zeros((1, index.nnz, 4, 4)))
         if index.nnz == 0:
             y = block_kernel.KERNEL.dsd(s, mx.ones((1, 1, 8, k), dtype), index, False, False, False)
@@ -104,7 +110,9 @@ def out_of_range(dtype: mx.Dtype) -> None:
             for entry in range(3):
                 if which == "ptr" or entry != 1:
                     row = 0 if entry < 2 else 1
-                    wanted[0, 0, row * 16 : row * 16 + 16] += s64[0, entry] @ b64[0, 0, entry * 16 : entry * 16 + 16]
+                    wanted[0, 0, row * 16 : row * 16 + 16] += (
+                        s64[0, entry] @ b64[0, 0, entry * 16 : entry * 16 + 16]
+                    )
             close(y, wanted, dtype, which)
     a, a64 = values(3, (1, 1, 32, 8), dtype)
     b, b64 = values(4, (1, 1, 8, 48), dtype)
@@ -122,7 +130,14 @@ for _name, _dtype in DTYPES.items():
         for _ta in (False, True):
             for _tb in (False, True):
                 CASES[f"{_mode}{'_ta' * _ta}{'_tb' * _tb}-{_name}"] = partial(
-                    product, _dtype, _mode, _ta, _tb, (sized(16, 64), sized(24, 64)), sized(40, 300), again=LARGE
+                    product,
+                    _dtype,
+                    _mode,
+                    _ta,
+                    _tb,
+                    (sized(16, 64), sized(24, 64)),
+                    sized(40, 300),
+                    again=LARGE,
                 )
     for _mode in ("sdd", "dsd", "dds"):
         CASES[f"{_mode}_ragged-{_name}"] = partial(
@@ -134,5 +149,7 @@ for _name, _dtype in DTYPES.items():
             )
     CASES[f"empty-{_name}"] = partial(empty, _dtype)
     CASES[f"out_of_range-{_name}"] = partial(out_of_range, _dtype)
-CASES["sdd_wide_blocks-f16"] = partial(product, mx.float16, "sdd", False, False, (16, 200), 24, grid=(1, 2, 2))
+CASES["sdd_wide_blocks-f16"] = partial(
+    product, mx.float16, "sdd", False, False, (16, 200), 24, grid=(1, 2, 2)
+)
 CASES["dsd_wide_blocks-f16"] = partial(product, mx.float16, "dsd", True, False, (16, 200), 24, grid=(1, 2, 2))

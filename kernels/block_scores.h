@@ -1,0 +1,16 @@
+// Scores of block-sparse softmax and attention: what is added to them and what masks them.
+#ifndef MLXSPARSE_BLOCK_SCORES
+#define MLXSPARSE_BLOCK_SCORES
+// A masked score is -inf, whatever it held. The flags of an addend say which of the arrays are read.
+METAL_FUNC float block_score(float s, float added, bool allowed) {
+  s += added;
+  return allowed && added != -INFINITY ? s : -INFINITY;
+}
+// Running maximum and sum of exponentials of a row; NaN stays.
+METAL_FUNC void block_join(thread float& top, thread float& total, float other_top, float other_total) {
+  float higher = max(top, other_top);
+  float safe = higher == -INFINITY ? 0.0f : higher;
+  total = total * exp(top - safe) + other_total * exp(other_top - safe);
+  top = higher;
+}
+#endif
