@@ -20,3 +20,43 @@ template <typename T> METAL_FUNC void stage_put2(T* to, float x, float y, bool w
     to[1] = T(y);
   }
 }
+
+// CUDA body of kernels/attend.h.
+#define ATTEND_REGISTERS 1
+template <typename T, int M, int N, int E> METAL_FUNC void tile_set(tile_mma<T, M, N, E>& t, int i, int j, int e, float v) {
+  t.c[i / 2][j][(i & 1) * 2 + e] = v;
+}
+template <typename T, int M, int N, int E> METAL_FUNC void tile_fade(tile_mma<T, M, N, E>& t, int i, float f) {
+#pragma unroll
+  for (int j = 0; j < N / 8; j++) {
+    t.c[i / 2][j][(i & 1) * 2] *= f;
+    t.c[i / 2][j][(i & 1) * 2 + 1] *= f;
+  }
+}
+METAL_FUNC float tile_row_max(float x) {
+  x = max(x, simd_shuffle_xor(x, ushort(1)));
+  return max(x, simd_shuffle_xor(x, ushort(2)));
+}
+METAL_FUNC float tile_row_sum(float x) {
+  x += simd_shuffle_xor(x, ushort(1));
+  return x + simd_shuffle_xor(x, ushort(2));
+}
+// An accumulator of 16 x 16 is laid out as the left operand of the next product.
+template <int LDV, typename T, int M, int N, int D, int E>
+METAL_FUNC void tile_apply_registers(tile_mma<T, M, D, E>& o, tile_mma<T, M, N, E>& p, const T* v) {
+  int l = int(tile_lane());
+#pragma unroll
+  for (int k = 0; k < N; k += 16) {
+    uint fa[M / 16][4], fb[D / 16][4];
+#pragma unroll
+    for (int i = 0; i < M / 16; i++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        fa[i][h * 2] = stage_pack(T(p.c[i][k / 8 + h][0]), T(p.c[i][k / 8 + h][1]));
+        fa[i][h * 2 + 1] = stage_pack(T(p.c[i][k / 8 + h][2]), T(p.c[i][k / 8 + h][3]));
+      }
+#pragma unroll
+    for (int j = 0; j < D / 16; j++) tile_mma<T, M, D, E>::template load_b<LDV, false>(fb[j], v, 2 * j, k, l);
+    tile_mma<T, M, D, E>::dots(o.c, fa, fb);
+  }
+}

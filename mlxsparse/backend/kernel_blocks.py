@@ -200,3 +200,89 @@ def block_softmax_grad(
     grid = _row_grid(lines, heads, y.shape[0])
     dims = [*sizes, int(lse_ct is not None)]
     return launch("block_softmax_grad", inputs, dims, [y.shape], grid, dtype=y.dtype)[0]
+
+
+# ---------------------------------------------------------------- attention
+
+
+class AttentionTile(NamedTuple):
+    """Channels that are held, queries and keys of a step, simdgroups."""
+
+    dim: int
+    bm: int
+    bn: int
+    wm: int
+
+
+MAX_DIM = {2: 128, 4: 64}  # channels that a threadgroup's memory holds, by bytes of an element
+
+
+def attention_tile(dim: int, size: int, dtype: mx.Dtype) -> AttentionTile | None:
+    """A tile for `dim` channels and block rows of `size` elements; None where channels are too many."""
+    if dim > MAX_DIM[dtype.size]:
+        return None
+    held = next(d for d in (16, 32, 64, 128) if d >= dim)
+    forced = os.environ.get("MLXSPARSE_ATTENTION_TILE")  # "BM,BN,WM", for measurements
+    if forced:
+        bm, bn, wm = (int(v) for v in forced.split(","))
+        return AttentionTile(held, bm, bn, wm)
+    if dtype == mx.float32:
+        return AttentionTile(held, 16 if size <= 16 else 32, 16 if held == 64 else 32, 1)
+    if on_cuda():
+        if held == 128:
+            return AttentionTile(held, 32 if size <= 32 else 64, 32, 1 if size <= 32 else 4)
+        bm = 16 if size <= 16 else 32 if size <= 32 else 64 if size <= 64 else 128
+        return AttentionTile(held, bm, 64, max(1, bm // 32))
+    if held == 128:
+        return AttentionTile(held, 16 if size <= 16 else 32, 32, 1 if size <= 16 else 2)
+    bm = 16 if size <= 16 else 32 if size <= 32 else 64
+    return AttentionTile(held, bm, 32, bm // 16)
+
+
+def block_marks(k: mx.array, v: mx.array, keys: mx.array | None) -> mx.array:
+    """(Z, KH, N) float32 addend of scores: -inf for masked keys, NaN where k or v is not finite, else 0.
+
+    k (Z, KH, N, D), v (Z, KH, N, DV); keys (Z, N) float32, 0 or -inf.
+    """
+    z, heads, n, d = k.shape
+    rows = z * heads * n
+    dims = [rows, d, v.shape[3], heads, n, int(keys is not None)]
+    inputs = [k, v, unread() if keys is None else keys]
+    return launch("block_marks", inputs, dims, [(z, heads, n)], (blocks(rows, 8), 1, 1), dtype=k.dtype)[0]
+
+
+def block_attend(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    scale: float,
+    marks: mx.array,
+    addends: Addends,
+    lines: Lines,
+    layout_heads: int,
+    tile: AttentionTile,
+) -> tuple[mx.array, mx.array]:
+    """(out (Z, H, M, DV) of q's dtype, lse (Z, H, M) float32); addends.bias is not packed, its keys are `marks`."""
+    for name, a in (("q", q), ("k", k), ("v", v)):
+        check_array(name, a, 4, q.dtype)
+    z, heads, m, d = q.shape
+    key_heads, outs = k.shape[1], v.shape[3]
+    kind, zb, hb, _, _, ids, causal, offset = addends.sizes()
+    sizes = [lines.lines, lines.size, lines.other_size, m, lines.other_extent, heads, key_heads, layout_heads]
+    factor = mx.array([scale], dtype=mx.float32)
+    bias = unread() if addends.bias is None else addends.bias
+    y, lse = launch(
+        "block_attend",
+        [q, k, v, marks, factor, bias, *addends.ids(), lines.ptr, lines.other],
+        [*sizes, lines.nnz, d, outs, kind, zb, hb, ids, causal, offset],
+        [(z, heads, m, outs), (z, heads, m)],
+        (lines.lines * blocks(lines.size, tile.bm), heads, z),
+        32 * tile.wm,
+        dtype=q.dtype,
+        DIM=tile.dim,
+        BM=tile.bm,
+        BN=tile.bn,
+        WM=tile.wm,
+        EXACT=fp32_mode(q.dtype),
+    )
+    return y, lse

@@ -42,12 +42,22 @@ class Kernel(NamedTuple):
 _HASH = ("coord_hash.h",)
 _ROWS = ("rows.h",)
 KERNELS: dict[str, Kernel] = {
+    "block_attend": Kernel(
+        {
+            "q": _T, "k": _T, "v": _T, "marks": _F, "scale": _F, "bias": _F,
+            "q_ids": _I, "k_ids": _I, "ptr": _I, "other": _I,
+        },
+        {"y": _T, "lse": _F},
+        ("tile.h", "stage.h", "attend.h", "block_scores.h"),
+        ("T", "DIM", "BM", "BN", "WM", "EXACT"),
+    ),
     "block_gemm": Kernel(
         {"a": _T, "b": _T, "ptr": _I, "block": _I, "other": _I},
         {"y": _T},
         ("tile.h", "stage.h"),
         ("T", "MODE", "TA", "TB", "BM", "BN", "WM", "WN", "SUB", "STAGES", "EXACT"),
     ),
+    "block_marks": Kernel({"k": _T, "v": _T, "keys": _F}, {"marks": _F}, (), ("T",)),
     "block_softmax": Kernel(
         {
             "x": _T, "scale": _F, "bias": _F, "keys": _F, "pairs": _F,

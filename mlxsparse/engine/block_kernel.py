@@ -183,7 +183,17 @@ def addend_gradient(name: str, dt: mx.array, addend: mx.array, packed: bool, ind
 def attention(
     q: mx.array, k: mx.array, v: mx.array, scale: float, added: Added, index: BlockIndex
 ) -> tuple[mx.array, mx.array]:
-    """(out (Z, Hq, M, Dv) of q's dtype or float32, lse (Z, Hq, M) float32)."""
+    """(out (Z, Hq, M, Dv) of q's dtype or float32, lse (Z, Hq, M) float32).
+
+    In one kernel where the channels fit; else through scores of the stored blocks, in float32.
+    """
+    tile = kernel_blocks.attention_tile(max(q.shape[3], v.shape[3]), index.block[0], q.dtype)
+    if tile is not None and not added.packed and 0 not in (*q.shape, *k.shape, *v.shape):
+        marks = kernel_blocks.block_marks(k, v, added.keys)
+        lines = _lines(index, index.by_row)
+        return kernel_blocks.block_attend(
+            q, k, v, scale, marks, _addends(added, None), lines, index.grid[0], tile
+        )
     index, k, v, addends = _prepared(q, k, v, added, index)
     p, lse = _probabilities(q, k, scale, addends, index)
     return KERNEL.dsd(p, _widened(v, q.shape[1]), index, False, False, False), lse
