@@ -116,13 +116,13 @@ for (int s = -1; s < steps; s++) {
       }
       higher = tile_row_max(higher);
       float safe = higher == -INFINITY ? 0.0f : higher;
-      float fade = exp(top[i] - safe);
+      float fade = score_exp(top[i] - safe);
       float sum = 0.0f;
       TILE_UNROLL
       for (int j = 0; j < p.COLS; j++) {
         TILE_UNROLL
         for (int e = 0; e < 2; e++) {
-          float t = exp(p.get(i, j, e) - safe);
+          float t = score_exp(p.get(i, j, e) - safe);
           tile_set(p, i, j, e, t);
           sum += t;
         }
@@ -149,6 +149,6 @@ for (int i = 0; i < p.ROWS; i++) {
       if (c + 1 < outs) stage_put2(y + to + c, sums.get(i, j, 0) * share, sums.get(i, j, 1) * share, outs % 2 == 0);
       else if (c < outs) y[to + size_t(c)] = T(sums.get(i, j, 0) * share);
     }
-    if (p.col(0) == 0) lse[item * size_t(rows) + size_t(row0 + r)] = all == 0.0f ? -INFINITY : log(all) + top[i];
+    if (p.col(0) == 0) lse[item * size_t(rows) + size_t(row0 + r)] = all == 0.0f ? -INFINITY : score_log(all) + top[i];
   }
 }

@@ -52,7 +52,7 @@ for (int pass = 0; pass < 2; pass++) {
       block_join(top, total, s, s == -INFINITY ? 0.0f : 1.0f);
     } else {
       bool counts = inner && s != -INFINITY && total != 0.0f; // NaN in a row stays with the keys that it sees
-      y[from] = T(counts ? exp(s - top) / total : 0.0f);
+      y[from] = T(counts ? score_exp(s - top) / total : 0.0f);
     }
   }
   if (pass == 0) {
@@ -61,5 +61,5 @@ for (int pass = 0; pass < 2; pass++) {
   }
 }
 if (live && lane == 0) {
-  lse[(size_t(z) * size_t(heads) + size_t(head)) * size_t(rows) + size_t(row)] = total == 0.0f ? -INFINITY : log(total) + top;
+  lse[(size_t(z) * size_t(heads) + size_t(head)) * size_t(rows) + size_t(row)] = total == 0.0f ? -INFINITY : score_log(total) + top;
 }

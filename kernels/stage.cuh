@@ -60,3 +60,7 @@ METAL_FUNC void tile_apply_registers(tile_mma<T, M, D, E>& o, tile_mma<T, M, N, 
     tile_mma<T, M, D, E>::dots(o.c, fa, fb);
   }
 }
+
+// CUDA body of kernels/block_scores.h.
+METAL_FUNC float score_exp(float x) { return __expf(x); }
+METAL_FUNC float score_log(float x) { return ::logf(x); }

@@ -14,11 +14,12 @@ from mlxsparse.backend import library
 from tools.metalcheck import toolchain
 from tools.metalcheck.executor import Mode, metal_kernel_factory
 
-from . import cases_blocks, cases_conv, cases_coords, cases_rows
+from . import cases_attend, cases_blocks, cases_conv, cases_coords, cases_rows
 
 LACKING = toolchain.missing()
 pytestmark = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
 CASES = {
+    **cases_attend.CASES,
     **cases_blocks.CASES,
     **cases_coords.CASES,
     **cases_conv.CASES,
