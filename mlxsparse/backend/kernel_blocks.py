@@ -1,6 +1,7 @@
-"""Block-sparse products, softmax and attention on the GPU; dense arrays (Z, H, rows, columns), values (Z, nnz, br, bc).
+"""Block-sparse products, softmax and attention on the GPU.
 
-Sums run in fp32 in a fixed order and are rounded once; the same input gives the same bits.
+Dense arrays are (Z, H, rows, columns), values (Z, nnz, br, bc). Sums run in fp32 in a fixed order and are
+rounded once; the same input gives the same bits.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ class Tile(NamedTuple):
     @property
     def threads(self) -> int:
         return 32 * self.wm * self.wn
+
+    def sizes(self) -> dict[str, int]:
+        """As template parameters of block_gemm.metal."""
+        return {name.upper(): value for name, value in self._asdict().items()}
 
 
 class Lines(NamedTuple):
@@ -60,11 +65,12 @@ def on_cuda() -> bool:
     return bool(getattr(mx, "cuda", None) and mx.cuda.is_available())
 
 
-def tile_of(mode: int, size: int, dtype: mx.Dtype, turned: bool) -> Tile:
-    """A tile for lines of `size` elements; `turned`: the dense operand is staged with rows along the free axis.
+def tile_of(mode: int, size: int, dtype: mx.Dtype, turned: bool, cuda: bool | None = None) -> Tile:
+    """A tile for lines of `size` elements. turned: the dense operand is staged with rows along its free axis.
 
     Twice the tile on CUDA in 16 bits, where it fits 48 KB; a Metal threadgroup has 32 KB.
     """
+    cuda = on_cuda() if cuda is None else cuda
     forced = os.environ.get("MLXSPARSE_BLOCK_TILE")  # "BM,BN,WM,WN,STAGES" of dsd and sdd, for measurements
     if forced:
         bm, bn, wm, wn, stages = (int(v) for v in forced.split(","))
@@ -73,7 +79,7 @@ def tile_of(mode: int, size: int, dtype: mx.Dtype, turned: bool) -> Tile:
         found = Tile(16, 128, 1, 4)
     elif size <= 32:
         found = Tile(32, 128, 1, 4)
-    elif on_cuda() and dtype != mx.float32:
+    elif cuda and dtype != mx.float32:
         found = Tile(64, 128, 1, 4, 3) if turned else Tile(64, 256, 2, 4)
     else:
         found = Tile(64, 128, 2, 2)
@@ -93,7 +99,7 @@ def block_gemm(
     tile: Tile,
     sub: int = 16,
 ) -> mx.array:
-    """One of the three products. `lines` of sdd: see kernels/block_gemm.metal and `sdd_groups` of the engine."""
+    """One of the three products. `lines` of sdd: kernels/block_gemm.metal, `sdd_groups` of the engine."""
     for name, array in (("a", a), ("b", b)):
         check_array(name, array, 4, a.dtype)
     batch, pieces = a.shape[0], blocks(lines.other_size, sub)
@@ -124,12 +130,8 @@ def block_gemm(
         MODE=mode,
         TA=int(trans_a),
         TB=int(trans_b),
-        BM=tile.bm,
-        BN=tile.bn,
-        WM=tile.wm,
-        WN=tile.wn,
         SUB=sub,
-        STAGES=tile.stages,
+        **tile.sizes(),
         EXACT=fp32_mode(a.dtype),
     )[0]
 
@@ -138,7 +140,7 @@ def block_gemm(
 
 
 class Addends(NamedTuple):
-    """What block_softmax.metal adds to scores: float32 arrays, ids int32, or None; `causal` an offset or None.
+    """What block_softmax.metal adds to scores: float32 arrays, int32 ids, or None. causal: an offset or None.
 
     bias (Z or 1, H or 1, M, N), or `packed` (Z or 1, nnz, br, bc); keys (Z, KH, N); pairs (M, N).
     """
@@ -173,7 +175,7 @@ def _row_grid(lines: Lines, heads: int, batch: int) -> tuple[int, int, int]:
 def block_softmax(
     x: mx.array, scale: mx.array, addends: Addends, lines: Lines, heads: int
 ) -> tuple[mx.array, mx.array]:
-    """(y (Z, nnz, br, bc) of x's dtype, lse (Z, H, M) float32); `lines` are the block rows, scale is float32 (1,)."""
+    """(y (Z, nnz, br, bc) of x's dtype, lse (Z, H, M) float32); `lines`: block rows; scale float32 (1,)."""
     check_array("x", x, 4)
     batch = x.shape[0]
     sizes = [lines.lines, lines.nnz, lines.size, lines.other_size, lines.extent, lines.other_extent, heads]
@@ -213,11 +215,15 @@ class AttentionTile(NamedTuple):
     bn: int
     wm: int
 
+    def sizes(self) -> dict[str, int]:
+        """As template parameters of block_attend.metal."""
+        return {name.upper(): value for name, value in self._asdict().items()}
+
 
 MAX_DIM = {2: 128, 4: 64}  # channels that a threadgroup's memory holds, by bytes of an element
 
 
-def attention_tile(dim: int, size: int, dtype: mx.Dtype) -> AttentionTile | None:
+def attention_tile(dim: int, size: int, dtype: mx.Dtype, cuda: bool | None = None) -> AttentionTile | None:
     """A tile for `dim` channels and block rows of `size` elements; None where channels are too many."""
     if dim > MAX_DIM[dtype.size]:
         return None
@@ -228,7 +234,7 @@ def attention_tile(dim: int, size: int, dtype: mx.Dtype) -> AttentionTile | None
         return AttentionTile(held, bm, bn, wm)
     if dtype == mx.float32:
         return AttentionTile(held, 16 if size <= 16 else 32, 16 if held == 64 else 32, 1)
-    if on_cuda():
+    if on_cuda() if cuda is None else cuda:
         if held == 128:
             return AttentionTile(held, 32 if size <= 32 else 64, 32, 1 if size <= 32 else 4)
         bm = 16 if size <= 16 else 32 if size <= 32 else 64 if size <= 64 else 128
@@ -262,7 +268,7 @@ def block_attend(
     layout_heads: int,
     tile: AttentionTile,
 ) -> tuple[mx.array, mx.array]:
-    """(out (Z, H, M, DV) of q's dtype, lse (Z, H, M) float32); addends.bias is not packed, its keys are `marks`."""
+    """(out (Z, H, M, DV) of q's dtype, lse (Z, H, M) float32); the bias is not packed, keys are `marks`."""
     for name, a in (("q", q), ("k", k), ("v", v)):
         check_array(name, a, 4, q.dtype)
     z, heads, m, d = q.shape
@@ -279,10 +285,7 @@ def block_attend(
         (lines.lines * blocks(lines.size, tile.bm), heads, z),
         32 * tile.wm,
         dtype=q.dtype,
-        DIM=tile.dim,
-        BM=tile.bm,
-        BN=tile.bn,
-        WM=tile.wm,
+        **tile.sizes(),
         EXACT=fp32_mode(q.dtype),
     )
     return y, lse

@@ -36,8 +36,8 @@ def scratch(name: str, *shape: int) -> np.ndarray:
 def each(work: Callable[[int], None], tasks: int, multiply_adds: int) -> None:
     """Run tasks that are mostly one product each: large ones in turn, with BLAS's own threads.
 
-    Those threads wait for work by spinning for a while after any product, also a caller's: worker threads of ours
-    would share the cores with them.
+    Those threads wait for work by spinning for a while after any product, also a caller's: worker threads
+    of ours would share the cores with them.
     """
     if num_threads() > 1 and blas_control() == "openblas" and multiply_adds > LARGE_WORK * tasks:
         with np.errstate(invalid="ignore", over="ignore"):

@@ -33,7 +33,7 @@ def _lines(index: BlockIndex, side: Side) -> Lines:
 
 
 def sdd_groups(index: BlockIndex, per_group: int, sub: int) -> Lines:
-    """Pieces of `sub` columns of the stored blocks, `per_group` of one block row together; kept by the index."""
+    """Pieces of `sub` columns of the stored blocks, `per_group` of one block row together; the index keeps it."""
     held = index.groups.get((per_group, sub))
     if held is None:
         side = index.by_row
@@ -242,8 +242,8 @@ def attention_gradient(
     """Gradient of q, k, v or the bias."""
     heads = q.shape[1]
     index, k, v, addends = _prepared(q, k, v, added, index)
-    # Queries without any key count for nothing, whatever they hold; those that are not finite reach the keys that
-    # they see, and no other: their scores become NaN, and what is multiplied by a score 0.
+    # Queries without any key count for nothing, whatever they hold; those that are not finite reach the
+    # keys that they see, and no other: their scores become NaN, and what is multiplied by a score 0.
     empty_row, zero = (lse == -float("inf"))[..., None], mx.array(0.0)
     fine = mx.isfinite(q).all(axis=3) & mx.isfinite(ct).all(axis=3) & mx.isfinite(lse)
     usable = fine[..., None] & ~empty_row

@@ -12,7 +12,9 @@ import pathlib
 import sys
 from collections.abc import Iterator
 
-from mlxsparse.backend import library
+import mlx.core as mx
+
+from mlxsparse.backend import kernel_blocks, library
 
 WHEELS = "nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
 ARCHITECTURES = ("sm_80", "sm_90")
@@ -29,23 +31,44 @@ def sources() -> Iterator[tuple[str, str]]:
     """(variant, CUDA text) of every kernel, floating-point type and way to multiply float32."""
     for name, kernel in library.KERNELS.items():
         floats = ("float", "__half", "__nv_bfloat16") if "T" in kernel.template else ("float",)
-        for kind, exact in itertools.product(floats, range(3) if "EXACT" in kernel.template else (0,)):
+        modes = range(3) if "EXACT" in kernel.template else (0,)
+        for kind, exact in itertools.product(floats, modes):
             if exact and kind != "float":
                 continue
-            arrays = [f"const {_TYPES.get(t, kind)}* {n}" for n, t in kernel.inputs.items()]
-            arrays += ["const int* dims", *(f"{_TYPES.get(t, kind)}* {n}" for n, t in kernel.outputs.items())]
-            body = library.shared_memory(library.text(f"{name}.metal"))
-            text = (  # as MLX builds it
-                _INCLUDES
-                + library.cuda_prelude()
-                + library.header(kernel)
-                + f"\nnamespace mlx::core::cu {{\n__global__ void kernel({', '.join(arrays)}) {{\n"
-                + (f"  constexpr int EXACT = {exact};\n" if "EXACT" in kernel.template else "")
-                + (f"  using T = {kind};\n" if "T" in kernel.template else "")
-                + body
-                + "\n}\n}\n"
-            )
-            yield f"{name}[{kind}, {exact}]", text
+            yield from _texts(name, kernel, kind, exact)
+
+
+def _texts(name: str, kernel: library.Kernel, kind: str, exact: int) -> Iterator[tuple[str, str]]:
+    for sizes in _sizes(name, library.FLOATS[0 if kind == "float" else 1]):
+        arrays = [f"const {_TYPES.get(t, kind)}* {n}" for n, t in kernel.inputs.items()]
+        arrays += ["const int* dims", *(f"{_TYPES.get(t, kind)}* {n}" for n, t in kernel.outputs.items())]
+        body = library.shared_memory(library.text(f"{name}.metal"))
+        text = (  # as MLX builds it
+            _INCLUDES
+            + library.cuda_prelude()
+            + library.header(kernel)
+            + f"\nnamespace mlx::core::cu {{\n__global__ void kernel({', '.join(arrays)}) {{\n"
+            + (f"  constexpr int EXACT = {exact};\n" if "EXACT" in kernel.template else "")
+            + (f"  using T = {kind};\n" if "T" in kernel.template else "")
+            + "".join(f"  constexpr int {n} = {v};\n" for n, v in sizes.items())
+            + body
+            + "\n}\n}\n"
+        )
+        yield f"{name}[{kind}, {exact}{''.join(f', {n}={v}' for n, v in sizes.items())}]", text
+
+
+def _sizes(name: str, dtype: mx.Dtype) -> list[dict[str, int]]:
+    """Template values besides T and EXACT, as they are on a GPU of NVIDIA."""
+    if name == "block_gemm":
+        found = []
+        for mode, ta, tb in itertools.product((0, 1, 2), (0, 1), (0, 1)):
+            tile = kernel_blocks.tile_of(mode, 64, dtype, bool(tb if mode != 1 else not ta), cuda=True)
+            found.append({"MODE": mode, "TA": ta, "TB": tb, "SUB": 64, **tile.sizes()})
+        return found
+    if name == "block_attend":
+        tiles = [kernel_blocks.attention_tile(dim, 128, dtype, cuda=True) for dim in (32, 64, 128)]
+        return [tile.sizes() for tile in tiles if tile is not None]
+    return [{}]
 
 
 def _find(pattern: str) -> list[pathlib.Path]:
