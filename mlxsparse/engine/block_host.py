@@ -6,18 +6,16 @@ Each output is written by one task, its sums in ascending order of blocks: the s
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import numpy as np
 
-from ..backend.host import blas_control, num_threads, parallel
+from ..backend.host import parallel
 from .block_index import BlockIndex, Side
 
 PANEL = 1024  # columns of the dense operand that one task multiplies
 DEPTH = 4096  # elements along the reduced axis that are gathered at a time
 GATHERED = 1 << 21  # elements of the dense operands of sdd that are gathered at a time
 SMALL_WORK = 1 << 21  # multiply-adds that one thread does in about the time of waking another
-LARGE_WORK = 1 << 21  # multiply-adds of a task that BLAS divides among its own threads well
 SCRATCH_BYTES = 1 << 25  # larger buffers are given back after use
 _local = threading.local()
 
@@ -33,20 +31,6 @@ def scratch(name: str, *shape: int) -> np.ndarray:
     return held[:size].reshape(shape)
 
 
-def each(work: Callable[[int], None], tasks: int, multiply_adds: int) -> None:
-    """Run tasks that are mostly one product each: large ones in turn, with BLAS's own threads.
-
-    Those threads wait for work by spinning for a while after any product, also a caller's: worker threads
-    of ours would share the cores with them.
-    """
-    if num_threads() > 1 and blas_control() == "openblas" and multiply_adds > LARGE_WORK * tasks:
-        with np.errstate(invalid="ignore", over="ignore"):
-            for task in range(tasks):
-                work(task)
-        return
-    parallel(work, tasks, blas=True, small=multiply_adds < SMALL_WORK)
-
-
 def zero_edges(values: np.ndarray, index: BlockIndex) -> None:
     """Set what lies outside the matrix to 0; values (Z, nnz, br, bc)."""
     for blocks, (rows, cols) in index.edges():
@@ -58,22 +42,23 @@ def line_matrix(
     values: np.ndarray, side: Side, head: int, first: int, last: int, a: int, b: int
 ) -> np.ndarray:
     """Lines [first, last) of one head as a matrix, over entries a to b of each (counted from its start)."""
-    starts = [side.listed(head, line)[0] for line in range(first, last)]
-    count = last - first
-    if count == 1:
-        chosen = side.block[starts[0] + a : starts[0] + b]
-    else:
-        chosen = np.concatenate([side.block[s + a : s + b] for s in starts])
-    if side.by_row and count == 1:  # stored one after the other
-        picked = values[chosen[0] : chosen[0] + len(chosen)]
-    else:
-        picked = values[chosen]
-    picked = picked.reshape(count, b - a, *values.shape[1:])
+    at = head * side.lines + first
+    if last - first == 1:
+        start = int(side.ptr[at])
+        return one_line(values, side, start + a, start + b)
+    chosen = np.concatenate([side.block[s + a : s + b] for s in side.ptr[at : at + last - first].tolist()])
+    picked = values[chosen].reshape(last - first, b - a, *values.shape[1:])
     if side.by_row:
-        return picked.transpose(0, 2, 1, 3).reshape(count * side.size, -1)
-    if count == 1:
-        return picked.reshape(-1, side.size).T
-    return picked.transpose(0, 3, 1, 2).reshape(count * side.size, -1)
+        return picked.transpose(0, 2, 1, 3).reshape((last - first) * side.size, -1)
+    return picked.transpose(0, 3, 1, 2).reshape((last - first) * side.size, -1)
+
+
+def one_line(values: np.ndarray, side: Side, a: int, b: int) -> np.ndarray:
+    """The line that entries [a, b) belong to, as a matrix (size, (b - a) * other size)."""
+    if side.by_row:  # stored one after the other
+        first = int(side.block[a])
+        return values[first : first + b - a].transpose(1, 0, 2).reshape(side.size, -1)
+    return values[side.block[a:b]].reshape(-1, side.size).T
 
 
 def whole_blocks(dense: np.ndarray, size: int) -> np.ndarray:
@@ -89,18 +74,19 @@ def whole_blocks(dense: np.ndarray, size: int) -> np.ndarray:
 def pick(matrix: np.ndarray, other: np.ndarray, size: int) -> np.ndarray:
     """Rows of `matrix` (K, N) in the blocks `other`: (len(other) * size, N); a view of consecutive ones."""
     first, n = int(other[0]), len(other)
-    if int(other[-1]) - first == n - 1:
+    if n == 1 or (int(other[-1]) - first == n - 1 and bool((np.diff(other) == 1).all())):
         return matrix[first * size : (first + n) * size]
+    width = matrix.shape[1]
     if matrix.flags.c_contiguous:
-        blocks = matrix.reshape(-1, size, matrix.shape[1])
-        out = scratch("rows", n, size, matrix.shape[1])
-        return np.take(blocks, other, axis=0, out=out, mode="clip").reshape(n * size, -1)
+        out = scratch("rows", n, size, width)
+        matrix.reshape(-1, size, width).take(other, axis=0, out=out, mode="clip")
+        return out.reshape(n * size, width)
     turned = matrix.T
     if not turned.flags.c_contiguous:
         turned = np.ascontiguousarray(turned)
-    blocks = turned.reshape(matrix.shape[1], -1, size)
-    out = scratch("rows", matrix.shape[1], n, size)
-    return np.take(blocks, other, axis=1, out=out, mode="clip").reshape(-1, n * size).T
+    out = scratch("rows", width, n, size)
+    turned.reshape(width, -1, size).take(other, axis=1, out=out, mode="clip")
+    return out.reshape(width, n * size).T
 
 
 def times(values: np.ndarray, side: Side, dense: np.ndarray, out: np.ndarray) -> None:
@@ -111,40 +97,43 @@ def times(values: np.ndarray, side: Side, dense: np.ndarray, out: np.ndarray) ->
     """
     batch, _, _, width = dense.shape
     dense = whole_blocks(dense, side.other_size)
-    row_major = dense.strides[3] == dense.itemsize
     panels = -(-width // PANEL) if width > 2 * PANEL else 1
-    parts = _panelled(dense, panels) if panels > 1 and row_major else None
-    run_count = len(side.runs)
+    parts = _panelled(dense, panels) if panels > 1 and dense.strides[3] == dense.itemsize else None
+    plan = side.plan
 
     def work(task: int) -> None:
-        rest, run = divmod(task, run_count)
+        rest, at = divmod(task, len(plan))
         z, panel = divmod(rest, panels)
-        head, first, last = (int(v) for v in side.runs[run])
         left, right = (panel * PANEL, min((panel + 1) * PANEL, width)) if panels > 1 else (0, width)
-        if parts is not None:
-            matrix = parts[panel][z, head]
-        else:
-            matrix = dense[z, head][:, left:right]
-        top, bottom = side.span(first, last)
-        target = out[z, head, top:bottom, left:right]
-        a, b = side.listed(head, first)
-        if a == b:
-            target[:] = 0
-            return
-        step = max(1, DEPTH // side.other_size)
-        for start in range(0, b - a, step):
-            stop = min(start + step, b - a)
-            coefficients = line_matrix(values[z], side, head, first, last, start, stop)[: bottom - top]
-            rows = pick(matrix, side.other[a + start : a + stop], side.other_size)
-            spill = (int(side.other[a + stop - 1]) + 1) * side.other_size - side.other_extent
-            if spill > 0:
-                coefficients, rows = coefficients[:, :-spill], rows[:-spill]
-            if start == 0:
-                np.matmul(coefficients, rows, out=target)
-            else:
-                target += np.matmul(coefficients, rows)
+        head = plan[at][0]
+        matrix = dense[z, head][:, left:right] if parts is None else parts[panel][z, head]
+        _one_run(values[z], side, plan[at], matrix, out[z, head, :, left:right])
 
-    each(work, batch * panels * run_count, values.size * width)
+    small = values.size * width < SMALL_WORK
+    parallel(work, batch * panels * len(plan), blas=True, small=small)
+
+
+def _one_run(
+    values: np.ndarray, side: Side, run: tuple[int, int, int, int, int], matrix: np.ndarray, out: np.ndarray
+) -> None:
+    """The rows of `out` that belong to a run of lines, over pieces of the reduced axis."""
+    head, first, last, a, b = run
+    top, bottom = side.span(first, last)
+    target = out[top:bottom]
+    if a == b:
+        target[:] = 0
+    step = max(1, DEPTH // side.other_size)
+    for start in range(0, b - a, step):
+        stop = min(start + step, b - a)
+        coefficients = line_matrix(values, side, head, first, last, start, stop)[: bottom - top]
+        rows = pick(matrix, side.other[a + start : a + stop], side.other_size)
+        spill = (int(side.other[a + stop - 1]) + 1) * side.other_size - side.other_extent
+        if spill > 0:
+            coefficients, rows = coefficients[:, :-spill], rows[:-spill]
+        if start == 0:
+            np.matmul(coefficients, rows, out=target)
+        else:
+            target += np.matmul(coefficients, rows)
 
 
 def _panelled(dense: np.ndarray, panels: int) -> list[np.ndarray]:
@@ -186,7 +175,7 @@ def sampled(a: np.ndarray, b: np.ndarray, index: BlockIndex, values: np.ndarray)
             if spill > 0:
                 values[z, side.block[last - 1], br - spill :] = 0
 
-    each(work, len(a) * per_z, values.size * depth)
+    parallel(work, len(a) * per_z, blas=True, small=values.size * depth < SMALL_WORK)
 
 
 # ---------------------------------------------------------------- dense forms
@@ -195,22 +184,20 @@ def sampled(a: np.ndarray, b: np.ndarray, index: BlockIndex, values: np.ndarray)
 def unpack(values: np.ndarray, index: BlockIndex, fill: float = 0.0, reuse: bool = False) -> np.ndarray:
     """(Z, H, M, N): the matrix that `values` (Z, nnz, br, bc) stores, `fill` elsewhere. reuse: in scratch."""
     (h, r, c), (br, bc) = index.grid, index.block
-    batch = len(values)
-    if reuse:
-        whole = scratch("whole", batch, h, r, br, c, bc)
-        whole[:] = fill
-    else:
-        whole = np.full((batch, h, r, br, c, bc), fill, values.dtype)
-    blocked = whole.transpose(0, 1, 2, 4, 3, 5)
-    per_task = max(1, (1 << 18) // (br * bc))
-    pieces = -(-index.nnz // per_task)
+    batch, side = len(values), index.by_row
+    size = (batch, h, r, br, c, bc)
+    whole = scratch("whole", *size) if reuse else np.empty(size, values.dtype)
 
     def work(task: int) -> None:
-        z, p = divmod(task, pieces)
-        part = slice(p * per_task, (p + 1) * per_task)
-        blocked[z, index.heads[part], index.rows[part], index.cols[part]] = values[z, part]
+        z, line = divmod(task, h * r)
+        head, row = divmod(line, r)
+        a, b = side.listed(head, row)
+        strip = whole[z, head, row]
+        if b - a < c:
+            strip[:] = fill
+        strip.transpose(1, 0, 2)[side.other[a:b]] = values[z, a:b]
 
-    parallel(work, batch * pieces, small=values.size < 1 << 18)
+    parallel(work, batch * h * r, small=whole.size < 1 << 18)
     matrix = whole.reshape(batch, h, r * br, c * bc)
     if index.ragged:
         return matrix[:, :, : index.shape[0], : index.shape[1]]

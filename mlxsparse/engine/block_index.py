@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,7 +13,8 @@ import numpy as np
 RUN_ROWS = 128  # elements along a line that one product may cover
 
 
-class Side(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Side:
     """The stored blocks line by line; a line is a block row (by_row) or a block column of one head.
 
     ptr (H * lines + 1,): where each line's entries start; block (nnz,): the stored block of each entry;
@@ -40,6 +42,13 @@ class Side(NamedTuple):
         """Entries [a, b) of a line."""
         at = head * self.lines + line
         return int(self.ptr[at]), int(self.ptr[at + 1])
+
+    @cached_property
+    def plan(self) -> list[tuple[int, int, int, int, int]]:
+        """The runs as integers: head, first line, last line, entries [a, b) of the first line."""
+        at = self.runs[:, 0] * self.lines + self.runs[:, 1]
+        columns = (*self.runs.T, self.ptr[at], self.ptr[at + 1])
+        return list(zip(*(column.tolist() for column in columns)))
 
     def positions(self, a: int, b: int) -> slice | np.ndarray:
         """Elements along the other axis that entries [a, b) of a line cover; a slice if consecutive."""

@@ -33,7 +33,7 @@ def _lines(index: BlockIndex, side: Side) -> Lines:
 
 
 def sdd_groups(index: BlockIndex, per_group: int, sub: int) -> Lines:
-    """Pieces of `sub` columns of the stored blocks, `per_group` of one block row together; the index keeps it."""
+    """Pieces of `sub` columns of the stored blocks, `per_group` of a block row together; kept."""
     held = index.groups.get((per_group, sub))
     if held is None:
         side = index.by_row
