@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import mlx.core as mx
 import numpy as np
@@ -10,7 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxsparse.blocksparse import BlockLayout, BlockSparseTensor, block_sparse_attention, segment_ids
+from mlxsparse.blocksparse import (
+    BlockLayout,
+    BlockSparseTensor,
+    LocalWindow,
+    block_sparse_attention,
+    segment_ids,
+)
 from mlxsparse.engine import block_attention_host
 from mlxsparse.errors import DTypeError, MLXSparseError, ShapeError, TransformError
 from mlxsparse.testing import oracle
@@ -352,3 +359,18 @@ def attend(q=Q, k=Q, v=Q, layout=L, **named):
 def test_bad_input(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def test_memory_does_not_grow_with_tokens():
+    """Beyond inputs, outputs and the layout: what the threads hold for one run of block rows."""
+    peaks = {}
+    for tokens in (4096, 16384):
+        layout = LocalWindow(1, 64, num_sliding_window_blocks=5)(tokens)
+        q = mx.random.normal((1, 1, tokens, 32))
+        mx.eval(q, block_sparse_attention(q, q, q, layout))  # lists of the layout, buffers of the threads
+        tracemalloc.start()
+        mx.eval(block_sparse_attention(q, q, q, layout))
+        peaks[tokens] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    linear = 16384 / 4096
+    assert peaks[16384] < linear * 1.2 * peaks[4096] + 1e6 and peaks[16384] < 16384 * 1024

@@ -265,3 +265,15 @@ def test_transposed_example_of_torch_blocksparse_is_refused():
     with pytest.raises(ShapeError, match="trans_a=False"):
         product(mx.zeros((z, h, m, k)), mx.zeros((z, h, k, n)))
     assert product(mx.zeros((z, h, k, m)), mx.zeros((z, h, k, n))).shape == (z, layout.sum(), 16, 16)
+
+
+def test_the_whole_matrix_is_multiplied_above_a_density_unless_a_path_is_forced():
+    def chosen(density, path=None, block=32):
+        mask = np.zeros((1, 10, 10), bool)
+        mask.reshape(-1)[: round(100 * density)] = True
+        return block_matmul.takes_dense(BlockLayout(mask, block).index, path)
+
+    assert chosen(1.0) and not chosen(0.1) and chosen(0.1, "dense") and not chosen(1.0, "blocks")
+    if executor() == "host":
+        assert chosen(block_matmul.DENSE_DENSITY["host"] + 0.01)
+        assert chosen(block_matmul.DENSE_DENSITY_SMALL["host"] + 0.01, block=8)
