@@ -97,7 +97,7 @@ def times(values: np.ndarray, side: Side, dense: np.ndarray, out: np.ndarray) ->
     """
     batch, _, _, width = dense.shape
     dense = whole_blocks(dense, side.other_size)
-    panels = -(-width // PANEL) if width > 2 * PANEL else 1
+    panels = -(-width // PANEL) if width > 1.5 * PANEL else 1
     parts = _panelled(dense, panels) if panels > 1 and dense.strides[3] == dense.itemsize else None
     plan = side.plan
 

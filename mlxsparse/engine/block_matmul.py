@@ -20,7 +20,7 @@ from .block_index import BlockIndex
 
 # Density of blocks above which the whole matrix is multiplied. On a GPU nobody can look whether NaN would
 # then pass through absent blocks, so there only a layout without absent ones is.
-DENSE_DENSITY = {"host": 0.4, "kernel": 1 - 1e-9}
+DENSE_DENSITY = {"host": 0.6, "kernel": 1 - 1e-9}
 DENSE_DENSITY_SMALL = {"host": 0.2, "kernel": 1 - 1e-9}  # a side of the block under 16
 
 
