@@ -1,0 +1,83 @@
+"""Blocks of an array, as reshapes: no state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from ..errors import DTypeError, ShapeError
+
+Shape = tuple[int, ...]
+
+
+def full_shape(block: Sequence[int], shape: Shape, what: str) -> Shape:
+    """`block` with () as ones and -1 as a whole axis; ShapeError unless it divides `shape`.
+
+    `what` names the argument in the message.
+    """
+    sizes = tuple(int(b) for b in block) or (1,) * len(shape)
+    if len(sizes) != len(shape):
+        raise ShapeError(f"{what} {tuple(block)} has {len(sizes)} axes, {shape} has {len(shape)}")
+    sizes = tuple(n if b == -1 else b for n, b in zip(shape, sizes))
+    if any(b < 1 or n % b for n, b in zip(shape, sizes)):
+        raise ShapeError(f"{what} {tuple(block)} must be at least 1 and divide {shape} on every axis")
+    return sizes
+
+
+def grid_of(shape: Shape, block: Shape) -> Shape:
+    """Number of blocks on each axis."""
+    return tuple(n // b for n, b in zip(shape, block))
+
+
+def block_view_of(
+    t: mx.array, block: Sequence[int], reorder: bool = True, merge: bool = False
+) -> mx.array:
+    """`t` split into blocks: (B0, .., b0, ..), or (B0, b0, B1, ..) without `reorder`.
+
+    merge: (B0, .., prod b), one row a block. ShapeError if the blocks do not divide the shape.
+    """
+    shape = tuple(t.shape)
+    sizes = full_shape(block, shape, "block")
+    grid = grid_of(shape, sizes)
+    split = t.reshape([n for pair in zip(grid, sizes) for n in pair])
+    if not (reorder or merge):
+        return split
+    axes = len(shape)
+    blocks = split.transpose(*range(0, 2 * axes, 2), *range(1, 2 * axes, 2))
+    return blocks.reshape(*grid, math.prod(sizes)) if merge else blocks
+
+
+def unblock(values: mx.array, shape: Shape, block: Sequence[int], reorder: bool = True) -> mx.array:
+    """Inverse of block_view_of: an array of `shape` from its blocks, merged or not."""
+    sizes = full_shape(block, shape, "block")
+    grid, axes = grid_of(shape, sizes), len(shape)
+    if not reorder:
+        return values.reshape(shape)
+    blocks = values.reshape(*grid, *sizes)
+    return blocks.transpose([a for i in range(axes) for a in (i, axes + i)]).reshape(shape)
+
+
+def broadcast_block_to_element(v: mx.array, block: Sequence[int], fake: bool = False) -> mx.array:
+    """A value per block as a value per element, (B0 b0, B1 b1, ..).
+
+    fake: (B0, 1, B1, 1, ..), which broadcasts against ``block_view_of(t, block, reorder=False)``.
+    """
+    sizes = tuple(int(b) for b in block) or (1,) * v.ndim
+    if len(sizes) != v.ndim or min(sizes, default=1) < 1:
+        raise ShapeError(f"block {tuple(block)} does not fit values of shape {tuple(v.shape)}")
+    thin = v.reshape([n for size in v.shape for n in (size, 1)])
+    if fake:
+        return thin
+    wide = mx.broadcast_to(thin, [n for pair in zip(v.shape, sizes) for n in pair])
+    return wide.reshape([n * b for n, b in zip(v.shape, sizes)])
+
+
+def check_mask(mask: mx.array, grid: Shape) -> None:
+    """DTypeError unless `mask` is boolean (~ of an integer is no negation), ShapeError unless of `grid`."""
+    if not isinstance(mask, mx.array) or mask.dtype != mx.bool_:
+        got = mask.dtype if isinstance(mask, mx.array) else type(mask).__name__
+        raise DTypeError(f"mask must be an mlx array of bool, got {got}; compare it with 0 first")
+    if tuple(mask.shape) != grid:
+        raise ShapeError(f"mask must have one value a block, {grid}, got {tuple(mask.shape)}")
