@@ -7,10 +7,14 @@ View -> BlockSpec (-> BlockCoupling) -> ScopeSpec -> keep mask. A mask says True
 from __future__ import annotations
 
 from .base import SparseBlock
+from .compress import compress, restructure, structure_of
 from .coupling import BlockCoupling
+from .criteria import constant, cubic, group_lasso_step, linear, magnitude, n_of_m
 from .param import ParamBox, ParamRef
+from .pruner import Pruner
 from .scope import ScopeCoupling, ScopeSpec, keep_largest
 from .spec import BlockSpec
+from .structure import channel_groups, targets
 from .view import View
 
 __all__ = [
@@ -18,9 +22,21 @@ __all__ = [
     "BlockSpec",
     "ParamBox",
     "ParamRef",
+    "Pruner",
     "ScopeCoupling",
     "ScopeSpec",
     "SparseBlock",
     "View",
+    "channel_groups",
+    "compress",
+    "constant",
+    "cubic",
+    "group_lasso_step",
     "keep_largest",
+    "linear",
+    "magnitude",
+    "n_of_m",
+    "restructure",
+    "structure_of",
+    "targets",
 ]

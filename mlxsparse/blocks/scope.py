@@ -61,8 +61,12 @@ class _Scope(ABC):
         """The grids of blocks inside."""
 
     @abstractmethod
-    def _merged_norms(self, values: Any, p: float, params: Params | None) -> mx.array:
-        """(\\*grid, scope_numel) scores."""
+    def merge(self, scores: Sequence[mx.array]) -> mx.array:
+        """(\\*grid, scope_numel) of grid-shaped scores, one array for each of `blocks()`."""
+
+    @abstractmethod
+    def _norms(self, values: Any, p: float, params: Params | None) -> list[mx.array]:
+        """Grid-shaped p-norms of each of `blocks()`."""
 
     @abstractmethod
     def _to_blocks(self, merged: mx.array) -> list[tuple[SparseBlock, mx.array]]:
@@ -105,7 +109,7 @@ class _Scope(ABC):
                 raise ShapeError(f"{label} must have shape {self.grid_shape}, got {tuple(v.shape)}")
         if sparsity is not None:
             nnz = self.kept_of(sparsity)
-        norms = self._merged_norms(values, p, params)
+        norms = self.merge(self._norms(values, p, params))
         if thresholds is not None:
             limit = mx.broadcast_to(mx.array(thresholds), self.grid_shape)[..., None]
             return self._to_blocks(norms >= limit)
@@ -247,10 +251,13 @@ class ScopeSpec(_Scope):
         """As get_masks, one boolean a block (the block grid's shape), True for what is kept."""
         return self._keep(thresholds, nnz, sparsity, values, p)[0][1]
 
-    def _merged_norms(self, values: Any, p: float, params: Params | None) -> mx.array:
+    def merge(self, scores: Sequence[mx.array]) -> mx.array:
+        return self.block_to_scope(scores[0], merge=True)
+
+    def _norms(self, values: Any, p: float, params: Params | None) -> list[mx.array]:
         if values is None and params is not None:
             values = self.block._values(params)
-        return self.block_to_scope(self.block.norms(values, p), merge=True)
+        return [self.block.norms(values, p)]
 
     def _to_blocks(self, merged: mx.array) -> list[tuple[SparseBlock, mx.array]]:
         return [(self.block, layout.unblock(merged, self.block.grid_shape, self.scope_shape))]
@@ -293,12 +300,15 @@ class ScopeCoupling(_Scope):
     def blocks(self) -> tuple[SparseBlock, ...]:
         return tuple(scope.block for scope in self.scopes)
 
-    def _merged_norms(self, values: Any, p: float, params: Params | None) -> mx.array:
+    def _norms(self, values: Any, p: float, params: Params | None) -> list[mx.array]:
         if values is not None and not isinstance(values, Mapping):
             raise MLXSparseError("values of a coupling must be {spec: array}: one array cannot hold them all")
+        return [norms for scope in self.scopes for norms in scope._norms(values, p, params)]
+
+    def merge(self, scores: Sequence[mx.array]) -> mx.array:
         parts = []
-        for scope, order in zip(self.scopes, self.orders):
-            part = scope._merged_norms(values, p, params)
+        for scope, order, score in zip(self.scopes, self.orders, scores):
+            part = scope.merge([score])
             parts.append(part.reshape(1, -1) if self._single else part.transpose(*order, len(order)))
         return mx.concatenate(parts, axis=-1)
 

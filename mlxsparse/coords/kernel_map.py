@@ -16,15 +16,24 @@ class KernelMap:
     they are computed when asked for.
     """
 
-    __slots__ = ("__weakref__", "kernel", "relation")
+    __slots__ = ("__weakref__", "_selected", "kernel", "relation")
 
     def __init__(self, kernel: Kernel, relation: TapPairs | Windows):
         self.kernel = kernel
         self.relation = relation
+        self._selected: dict[tuple[int, ...], TapPairs] = {}
 
     @property
     def pairs(self) -> TapPairs:
         return self.relation.pairs if isinstance(self.relation, Windows) else self.relation
+
+    def select(self, taps: tuple[int, ...]) -> TapPairs:
+        """The pairs of some taps, ascending; tap i of the result is taps[i]. Made once and kept."""
+        if len(taps) == self.kernel.volume:
+            return self.pairs
+        if taps not in self._selected:
+            self._selected[taps] = self.pairs.of_taps(taps)
+        return self._selected[taps]
 
     @property
     def num_pairs(self) -> int:

@@ -6,6 +6,7 @@ lexicographic order without changing it. So an operator can walk either side in 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -40,6 +41,19 @@ class TapPairs:
     def out_rows(self) -> np.ndarray:
         """(P,) int32 output row of each pair."""
         return self.out_rank if self.out_order is None else self.out_order.take(self.out_rank)
+
+    def of_taps(self, taps: Sequence[int]) -> TapPairs:
+        """The pairs of some taps, which must ascend."""
+        spans = [slice(self.tap_ptr[t], self.tap_ptr[t + 1]) for t in taps]
+        return TapPairs(
+            np.concatenate([_NONE, *(self.in_rank[s] for s in spans)]),
+            np.concatenate([_NONE, *(self.out_rank[s] for s in spans)]),
+            np.concatenate(([0], np.cumsum([s.stop - s.start for s in spans], dtype=np.int64))),
+            self.in_order,
+            self.out_order,
+            self.num_in,
+            self.num_out,
+        )
 
     def transposed(self) -> TapPairs:
         """The same pairs read from output to input."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import mlx.core as mx
 from mlx.nn import Module
@@ -39,13 +40,32 @@ class _Conv(Module):
         self.dilation = triple(dilation, "dilation", least=1)
         self.groups = groups
 
+        self._taps: ops.Taps | None = None
+
     def _bias(self) -> mx.array | None:
         return self.get("bias")
 
+    def keep_taps(self, index: Sequence[int]) -> None:
+        """Keep some taps t = (kx*Ky + ky)*Kz + kz, ascending: weight becomes (Co, len(index), Ci / groups).
+
+        Output sites and kernel maps stay those of the whole kernel.
+        """
+        co, *size, ci = self.weight.shape
+        old = self._taps or ops.Taps(triple(size, "kernel_size"), tuple(range(math.prod(size))))
+        new = ops.Taps(old.kernel_size, tuple(index))
+        if not set(new.index) <= set(old.index):
+            raise ShapeError(f"taps {new.index} are not all among those that the layer has, {old.index}")
+        place = [old.index.index(t) for t in new.index]
+        self.weight = self.weight.reshape(co, len(old.index), ci)[:, mx.array(place, mx.int32)]
+        self._taps = new
+
     def _extra_repr(self) -> str:
         co, *size, ci = self.weight.shape
+        size = size if self._taps is None else list(self._taps.kernel_size)
         parts = [f"{ci * self.groups}, {co}, kernel_size={tuple(size)}"]
         parts += [f"{name}={self[name]}" for name in ("stride", "padding") if self.get(name) is not None]
+        if self._taps is not None:
+            parts.append(f"taps={len(self._taps.index)}")
         return ", ".join(
             [*parts, f"dilation={self.dilation}", f"groups={self.groups}", f"bias={'bias' in self}"]
         )
@@ -76,8 +96,9 @@ class SubmConv3d(_Conv):
 
     def __call__(self, x: SparseTensor) -> SparseTensor:
         return ops.subm_conv3d(
-            x, self.weight, self._bias(), dilation=self.dilation, padding=self.padding, groups=self.groups
-        )
+            x, self.weight, self._bias(), dilation=self.dilation, padding=self.padding,
+            groups=self.groups, taps=self._taps,
+        )  # fmt: skip
 
 
 class NormalizedConv3d(SubmConv3d):
@@ -126,6 +147,7 @@ class Conv3d(_Conv):
             padding=self.padding,
             dilation=self.dilation,
             groups=self.groups,
+            taps=self._taps,
             support=self.support if out is None else "touched",
             out=out,
         )
@@ -163,6 +185,7 @@ class ConvTranspose3d(_Transposed):
             padding=self.padding,
             dilation=self.dilation,
             groups=self.groups,
+            taps=self._taps,
             out=out,
         )
 
@@ -179,5 +202,6 @@ class GenerativeConvTranspose3d(_Transposed):
             padding=self.padding,
             dilation=self.dilation,
             groups=self.groups,
+            taps=self._taps,
             capacity=capacity,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .algebra import add, cat, maximum, mul, sub
 from .batch import broadcast_add, broadcast_mul, collate, decollate
 from .collect import collect
-from .conv import conv3d, conv_transpose3d, coverage, generative_conv_transpose3d, subm_conv3d
+from .conv import Taps, conv3d, conv_transpose3d, coverage, generative_conv_transpose3d, subm_conv3d
 from .dense import dense, from_dense
 from .linear import linear
 from .normalized import normalized_conv3d
@@ -17,6 +17,7 @@ from .upsample import pool_transpose3d, upsample_nearest, upsample_trilinear
 from .voxel import Voxels, coalesce, voxelize
 
 __all__ = [
+    "Taps",
     "Voxels",
     "add",
     "avg_pool3d",

@@ -7,6 +7,7 @@ bfloat16 accumulate in float32. An output that no active input reaches holds the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import mlx.core as mx
@@ -22,6 +23,24 @@ from .check import check_groups, check_tensor
 Target: TypeAlias = "SparseTensor | CoordinateMapKey | mx.array | np.ndarray"
 
 
+@dataclass(frozen=True)
+class Taps:
+    """Some taps of a kernel, for a weight (Co, len(index), Ci / groups) that has only those.
+
+    kernel_size (x, y, z) is the whole kernel's: sites and kernel map stay those of the whole kernel.
+    index: taps t = (kx*Ky + ky)*Kz + kz, ascending. ShapeError for any other index.
+    """
+
+    kernel_size: Triple
+    index: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        volume = self.kernel_size[0] * self.kernel_size[1] * self.kernel_size[2]
+        bounded = (-1, *self.index, volume)
+        if any(a >= b for a, b in zip(bounded, bounded[1:])):
+            raise ShapeError(f"taps must ascend and lie in [0, {volume}), got {self.index}")
+
+
 def subm_conv3d(
     x: SparseTensor,
     w: mx.array,
@@ -30,17 +49,18 @@ def subm_conv3d(
     dilation: TripleLike = 1,
     padding: TripleLike | None = None,
     groups: int = 1,
+    taps: Taps | None = None,
 ) -> SparseTensor:
     """Submanifold convolution: outputs on the sites (and the key) of the input.
 
     ``in = out - p + k * d``, p = ((K - 1) // 2) * d by default. An even size K then reaches
     0 .. K/2 past the centre on the high side; pass `padding` for the other anchoring.
 
-    Args: w (Co, Kx, Ky, Kz, Ci / groups) and bias (Co,) in x's dtype.
+    Args: w (Co, Kx, Ky, Kz, Ci / groups) and bias (Co,) in x's dtype; taps as in Taps.
     """
-    size = _check_weight(x, w, bias, groups)
+    size = _check_weight(x, w, bias, groups, taps)
     kernel = Kernel.submanifold(size, dilation, padding)
-    return _apply(x, w, bias, x.key, x.manager.kernel_map(x.key, x.key, kernel), groups)
+    return _apply(x, w, bias, x.key, x.manager.kernel_map(x.key, x.key, kernel), groups, taps)
 
 
 def conv3d(
@@ -55,6 +75,7 @@ def conv3d(
     support: str = "touched",
     out: Target | None = None,
     capacity: int | None = None,
+    taps: Taps | None = None,
 ) -> SparseTensor:
     """Strided convolution; the result's stride is ``x.stride * stride``.
 
@@ -64,9 +85,9 @@ def conv3d(
     (StrideError if its stride differs). With `spatial_shape` S outputs stay within
     floor((S + 2p - d(K-1) - 1) / s) + 1, so inputs past the last whole window drop out.
     """
-    kernel = Kernel.of(_check_weight(x, w, bias, groups), stride, padding, dilation)
+    kernel = Kernel.of(_check_weight(x, w, bias, groups, taps), stride, padding, dilation)
     key = output_key(x, kernel, support, out, capacity)
-    return _apply(x, w, bias, key, x.manager.kernel_map(x.key, key, kernel), groups)
+    return _apply(x, w, bias, key, x.manager.kernel_map(x.key, key, kernel), groups, taps)
 
 
 def conv_transpose3d(
@@ -79,15 +100,16 @@ def conv_transpose3d(
     dilation: TripleLike = 1,
     groups: int = 1,
     out: Target | None = None,
+    taps: Taps | None = None,
 ) -> SparseTensor:
     """Transposed convolution onto known sites; the result's stride is ``x.stride / stride``.
 
     `out` is usually the encoder's tensor, with the encoder's K, s, p, d; its kernel map is then
     used backwards. Without `out`: the live key that x's key was made from, else IdentityError.
     """
-    kernel = Kernel.of(_check_weight(x, w, bias, groups), stride, padding, dilation)
+    kernel = Kernel.of(_check_weight(x, w, bias, groups, taps), stride, padding, dilation)
     key = transposed_key(x, kernel, out)
-    return _apply(x, w, bias, key, x.manager.kernel_map(key, x.key, kernel), groups, backwards=True)
+    return _apply(x, w, bias, key, x.manager.kernel_map(key, x.key, kernel), groups, taps, backwards=True)
 
 
 def generative_conv_transpose3d(
@@ -100,13 +122,14 @@ def generative_conv_transpose3d(
     dilation: TripleLike = 1,
     groups: int = 1,
     capacity: int | None = None,
+    taps: Taps | None = None,
 ) -> SparseTensor:
     """Transposed convolution onto every site that it reaches, sorted by (batch, x, y, z).
 
     The result's stride is ``x.stride / stride``; with `spatial_shape` S its sites stay within
     (S - 1) s - 2p + d(K-1) + 1.
     """
-    kernel = Kernel.of(_check_weight(x, w, bias, groups), stride, padding, dilation)
+    kernel = Kernel.of(_check_weight(x, w, bias, groups, taps), stride, padding, dilation)
     key = x.manager.stride(
         x.key,
         kernel.stride,
@@ -116,7 +139,7 @@ def generative_conv_transpose3d(
         support="generative",
         capacity=capacity,
     )
-    return _apply(x, w, bias, key, x.manager.kernel_map(key, x.key, kernel), groups, backwards=True)
+    return _apply(x, w, bias, key, x.manager.kernel_map(key, x.key, kernel), groups, taps, backwards=True)
 
 
 def coverage(
@@ -201,12 +224,20 @@ def _target_key(x: SparseTensor, out: Target, stride: Triple) -> CoordinateMapKe
     return key
 
 
-def _check_weight(x: SparseTensor, w: mx.array, bias: mx.array | None, groups: int) -> Triple:
+def _check_weight(
+    x: SparseTensor, w: mx.array, bias: mx.array | None, groups: int, taps: Taps | None = None
+) -> Triple:
     check_tensor(x)
-    if not isinstance(w, mx.array) or w.ndim != 5:
+    if not isinstance(w, mx.array) or w.ndim != (5 if taps is None else 3):
         got = tuple(w.shape) if isinstance(w, mx.array) else type(w).__name__
-        raise ShapeError(f"weight must be an mlx array (Co, Kx, Ky, Kz, Ci / groups), got {got}")
-    co, kx, ky, kz, ci = w.shape
+        wanted = "(Co, Kx, Ky, Kz, Ci / groups)" if taps is None else "(Co, taps, Ci / groups) with taps="
+        raise ShapeError(f"weight must be an mlx array {wanted}, got {got}")
+    co, *size, ci = w.shape
+    if taps is not None:
+        if size != [len(taps.index)]:
+            raise ShapeError(f"weight {tuple(w.shape)} has {size[0]} taps, taps= names {len(taps.index)}")
+        size = list(taps.kernel_size)
+    kx, ky, kz = size
     check_groups(groups, x.num_channels, co)
     if ci * groups != x.num_channels:
         raise ShapeError(
@@ -231,10 +262,12 @@ def _apply(
     key: CoordinateMapKey,
     found: KernelMap,
     groups: int,
+    taps: Taps | None = None,
     *,
     backwards: bool = False,
 ) -> SparseTensor:
-    co, kx, ky, kz, ci = w.shape
-    pairs = found.pairs.transposed() if backwards else found.pairs
-    y = convolve(x.feats, w.reshape(co, kx * ky * kz, ci), bias, pairs, key.capacity, groups)
+    co, *_, ci = w.shape
+    pairs = found.pairs if taps is None else found.select(taps.index)
+    pairs = pairs.transposed() if backwards else pairs
+    y = convolve(x.feats, w.reshape(co, len(pairs.tap_ptr) - 1, ci), bias, pairs, key.capacity, groups)
     return SparseTensor._of(key, y)

@@ -1,0 +1,314 @@
+"""compress: what masks or zeros have pruned is taken out, and the model is smaller and faster.
+
+Channels that nothing reads are cut out of every array that has them; taps that are 0 are dropped from the
+kernel and its map; an optimizer's state goes through the same gather. Nothing is written before all of it
+is known to fit.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn import Module
+
+from .. import nn
+from ..backend.host import view as host_view
+from ..errors import CheckpointError, CouplingError, MLXSparseError
+from ..nn.conv import NormalizedConv3d, _Conv
+from ..tensor import SparseTensor
+from .flow import example, trace
+from .masking import SUFFIX, effective, mask_names, remove_masks
+from .structure import ChannelGroup, _layers, groups_of
+
+Gather: TypeAlias = Callable[[mx.array], mx.array]
+CHANNEL_ARRAYS = ("weight", "bias", "running_mean", "running_var")
+
+
+@dataclass
+class Cut:
+    """What stays of a layer: places on its output and input axis, and taps; None for all."""
+
+    out: np.ndarray | None = None
+    into: np.ndarray | None = None
+    taps: tuple[int, ...] | None = None
+
+    def gather(self, module: Module, name: str) -> Gather:
+        """Function from an array like the layer's `name` to what stays of it."""
+
+        def apply(a: mx.array) -> mx.array:
+            if self.taps is not None and name == "weight":
+                a = a.reshape(a.shape[0], -1, a.shape[-1])[:, mx.array(self.taps, mx.int32)]
+            if self.out is not None and name in CHANNEL_ARRAYS:
+                a = a[mx.array(self.out, mx.int32)]
+            if self.into is not None and name == "weight":
+                a = a[..., mx.array(self.into, mx.int32)]
+            return a
+
+        return apply
+
+
+def compress(
+    model: Module,
+    *,
+    optimizer: Any = None,
+    sample: SparseTensor | None = None,
+    check: bool = True,
+    tolerance: float = 1e-4,
+) -> Module:
+    """A smaller copy of `model` without the channels and taps that are masked (`Pruner`) or 0.
+
+    A channel goes where every layer that reads it has 0 for it, from all that makes and scales it too;
+    a tap goes where its weights are 0. At least one of each stays. `model` is not changed.
+
+    optimizer: its state (momentum and the like) is cut the same way, in place, after everything else
+        succeeded; for the state of the whole parameters, CouplingError where it has another shape.
+    sample: a tensor that the model takes; default random sites with the channels of its first layer.
+    check: run both on the sample in evaluation; MLXSparseError if they differ by more than `tolerance` of the
+        largest value.
+
+    Channels that come from operations that are not followed stay, with all else that is compressed.
+    """
+    masked = [m for _, m in model.named_modules() if mask_names(m)]
+    tensor = example(model, 200) if sample is None else sample
+    cuts = _cuts(model, tensor)
+    state = None if optimizer is None else _cut_state(optimizer.state, model, cuts)
+    small = _copied(model, {})
+    by_path = dict(small.named_modules())
+    for path, cut in cuts.items():
+        _apply(by_path[path], cut)
+    for module in by_path.values():
+        remove_masks(module)
+    mx.eval(small.parameters())
+    if check:
+        _compare(model, small, tensor, tolerance)
+    if not cuts and not masked:
+        raise CouplingError("nothing to compress: no channel or tap is masked or 0; attach a Pruner first")
+    if optimizer is not None:
+        optimizer.state = state
+    return small
+
+
+def structure_of(model: Module) -> dict[str, Any]:
+    """JSON-like description of shapes and taps, with which `restructure` makes a fresh model fit its weights."""
+    return {
+        path: {
+            "shapes": {k: list(v.shape) for k, v in module.items() if isinstance(v, mx.array)},
+            "taps": None if getattr(module, "_taps", None) is None else list(module._taps.index),
+            "identity": isinstance(module, nn.Identity),
+        }
+        for path, module in model.named_modules()
+        if path and not module.children()
+    }
+
+
+def restructure(model: Module, structure: dict[str, Any]) -> Module:
+    """Give a fresh `model` the shapes and taps of structure_of; its weights are then to be loaded.
+
+    CheckpointError where a layer is missing or does not fit.
+    """
+    modules = dict(model.named_modules())
+    for path, entry in structure.items():
+        module = modules.get(path)
+        try:
+            if module is None:
+                raise KeyError(path)
+            if entry["identity"]:
+                if not isinstance(module, nn.Identity):
+                    _replace(model, path, nn.Identity())
+                continue
+            if entry["taps"] is not None:
+                module.keep_taps(entry["taps"])
+            for name, shape in entry["shapes"].items():
+                module[name] = mx.zeros([int(n) for n in shape])
+            _refit(module)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the structure of {path!r} does not fit the model: {error!r}") from None
+    return model
+
+
+# ---------------------------------------------------------------- what goes
+
+
+def _cuts(model: Module, sample: SparseTensor) -> dict[str, Cut]:
+    layers = _layers(model)
+    nonzero = {
+        path: np.asarray(host_view(effective(m, "weight").astype(mx.float32)) != 0) for path, m in layers
+    }
+    names = {id(module): path for path, module in layers}
+    cuts: dict[str, Cut] = {}
+    for group in _groups(model, sample):
+        if group.fixed is not None:
+            continue
+        alive = np.zeros(group.size, bool)
+        for use, first, step in group.parts:
+            if use.side == "in":
+                weight = nonzero[names[id(use.module)]]
+                read = weight.reshape(-1, weight.shape[-1]).any(axis=0)
+                alive |= read[first : first + step * group.size : step][: group.size]
+        if alive.all():
+            continue
+        if not alive.any():
+            alive[0] = True
+        dead = np.flatnonzero(~alive)
+        for use, first, step in group.parts:
+            cut = cuts.setdefault(use.path, Cut())
+            if use.side == "in":
+                cut.into = _without(cut.into, nonzero[names[id(use.module)]].shape[-1], first + step * dead)
+            else:
+                cut.out = _without(cut.out, len(use.labels), first + step * dead)
+    for path, module in layers:
+        weight = nonzero[path]
+        if not isinstance(module, _Conv) or isinstance(module, NormalizedConv3d):
+            continue
+        co, ci = weight.shape[0], weight.shape[-1]
+        live = weight.reshape(co, -1, ci).any(axis=(0, 2))
+        if live.all() or len(live) == 1:
+            continue
+        kept = np.flatnonzero(live) if live.any() else np.array([len(live) // 2])
+        cuts.setdefault(path, Cut()).taps = tuple(kept.tolist())
+    return cuts
+
+
+def _groups(model: Module, sample: SparseTensor) -> list[ChannelGroup]:
+    try:
+        return groups_of(trace(model, sample))
+    except CouplingError:
+        if _channels_masked(model):
+            raise
+        return []
+
+
+def _channels_masked(model: Module) -> bool:
+    """Whether some norm is masked, which only pruned channels do."""
+    return any("weight" in mask_names(m) and m["weight"].ndim == 1 for _, m in model.named_modules())
+
+
+def _without(places: np.ndarray | None, size: int, dead: np.ndarray) -> np.ndarray:
+    return np.setdiff1d(np.arange(size) if places is None else places, dead)
+
+
+# ---------------------------------------------------------------- the smaller model
+
+
+def _apply(module: Module, cut: Cut) -> None:
+    values = {name: effective(module, name) for name in CHANNEL_ARRAYS if name in module}
+    for name in mask_names(module):
+        module[name + SUFFIX] = cut.gather(module, name)(module[name + SUFFIX])
+    if cut.taps is not None:
+        place = range(math.prod(module["weight"].shape[1:-1]))
+        old = list(place) if module._taps is None else list(module._taps.index)
+        module.keep_taps([old[t] for t in cut.taps])
+    for name, value in values.items():
+        module[name] = cut.gather(module, name)(value)
+    _refit(module)
+
+
+def _refit(module: Module) -> None:
+    """Numbers that a layer keeps about its arrays."""
+    if isinstance(module, _Conv) and module.groups > 1:
+        module.groups = module["weight"].shape[0]  # depthwise: the only groups that are cut
+    width = next((module[name].shape[0] for name in CHANNEL_ARRAYS if name in module), None)
+    for name in ("num_features", "dims"):
+        if width is not None and hasattr(module, name):
+            setattr(module, name, width)
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    """The tree of modules copied, arrays shared, a shared module once."""
+    if isinstance(value, Module):
+        if id(value) not in memo:
+            copied = memo[id(value)] = copy.copy(value)
+            copied._no_grad = set(value._no_grad)
+            for name, child in value.items():
+                copied[name] = _copied(child, memo)
+        return memo[id(value)]
+    if isinstance(value, dict):
+        return {name: _copied(child, memo) for name, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copied(child, memo) for child in value)
+    return value
+
+
+def _replace(model: Module, path: str, module: Module) -> None:
+    *parents, leaf = path.split(".")
+    owner: Any = model
+    for name in parents:
+        owner = owner[int(name)] if isinstance(owner, list) else owner[name]
+    owner[int(leaf) if isinstance(owner, list) else leaf] = module
+
+
+def _compare(model: Module, small: Module, sample: SparseTensor, tolerance: float) -> None:
+    training = [(module, module.training) for _, module in [*model.named_modules(), *small.named_modules()]]
+    try:
+        model.eval(), small.eval()
+        ours, theirs = (_arrays(m(sample)) for m in (small, model))
+    finally:
+        for module, mode in training:
+            module._training = mode
+    for a, b in zip(ours, theirs):
+        largest = np.abs(b).max(initial=0)
+        error = np.abs(a - b).max(initial=0) if a.shape == b.shape else math.inf
+        if not error <= tolerance * max(largest, 1e-6):
+            raise MLXSparseError(
+                f"the compressed model differs from the masked one by {error:.3g} where the largest value is "
+                f"{largest:.3g}; nothing was changed"
+            )
+
+
+def _arrays(value: Any) -> list[np.ndarray]:
+    if isinstance(value, SparseTensor):
+        value = value.feats
+    if isinstance(value, mx.array):
+        return [np.asarray(host_view(value.astype(mx.float32)))]
+    items = value.values() if isinstance(value, dict) else value
+    return [array for item in items for array in _arrays(item)]
+
+
+# ---------------------------------------------------------------- optimizer state
+
+
+def _cut_state(state: dict[str, Any], model: Module, cuts: dict[str, Cut]) -> dict[str, Any]:
+    """A copy of an optimizer's state with each parameter's arrays cut as the parameter."""
+
+    def walk(here: Any, owner: Any, path: str) -> Any:
+        if isinstance(owner, mx.array):
+            module_path, _, name = path.rpartition(".")
+            cut = cuts.get(module_path)
+            return here if cut is None else _cut_entry(here, owner, cut.gather(model, name), path)
+        if isinstance(here, dict):
+            return {k: _step(v, owner, k, path, walk) for k, v in here.items() if not k.endswith(SUFFIX)}
+        if isinstance(here, (list, tuple)):
+            return type(here)(_step(v, owner, i, path, walk) for i, v in enumerate(here))
+        return here
+
+    result: dict[str, Any] = walk(state, model, "")
+    return result
+
+
+def _step(value: Any, owner: Any, key: Any, path: str, walk: Callable[..., Any]) -> Any:
+    try:
+        child = owner[key]
+    except (KeyError, IndexError, TypeError):
+        return value  # "step", "learning_rate"
+    return walk(value, child, f"{path}.{key}" if path else str(key))
+
+
+def _cut_entry(entry: Any, parameter: mx.array, gather: Gather, path: str) -> Any:
+    if isinstance(entry, dict):
+        return {name: _cut_entry(value, parameter, gather, path) for name, value in entry.items()}
+    if not isinstance(entry, mx.array) or entry.ndim == 0:
+        return entry
+    if entry.shape != parameter.shape:
+        raise CouplingError(
+            f"the optimizer's state of {path} has shape {tuple(entry.shape)}, the parameter "
+            f"{tuple(parameter.shape)}: it cannot be cut alike; make a new optimizer instead"
+        )
+    return gather(entry)
+
+

@@ -1,0 +1,76 @@
+"""Masks in the forward: a layer that uses where(keep, weight, 0) in place of its weight.
+
+The gradient of a pruned element is exactly 0, so no optimizer moves it, and whatever moves it all the same
+(momentum from before, weight decay of nothing) is not seen. The masks are frozen parameters
+``<name>_keep`` (bool), so they are saved and loaded with the weights and captured by compiled steps.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn import Module
+
+from .param import ParamRef
+
+SUFFIX = "_keep"
+
+
+class _Masked:
+    """Mixed into a layer's class by `mask`."""
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        held = {name: self[name] for name in mask_names(self)}
+        try:
+            for name, value in held.items():
+                self[name] = mx.where(self[name + SUFFIX], value, mx.zeros((), value.dtype))
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            for name, value in held.items():
+                self[name] = value
+
+    def unfreeze(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """As Module.unfreeze, but masks stay frozen."""
+        super().unfreeze(*args, **kwargs)  # type: ignore[misc]
+        return self.freeze(keys=[name + SUFFIX for name in mask_names(self)], recurse=False)
+
+
+@cache
+def _masked_class(base: Any) -> Any:
+    return type(base.__name__, (_Masked, base), {"__module__": base.__module__, "__doc__": base.__doc__})
+
+
+def mask_names(module: Module) -> list[str]:
+    """Parameters of a layer that have a mask."""
+    if not isinstance(module, _Masked):
+        return []
+    return [name[: -len(SUFFIX)] for name in module if name.endswith(SUFFIX)]
+
+
+def set_mask(ref: ParamRef, keep: mx.array) -> None:
+    """Put `keep` (bool, the parameter's shape) into the layer that owns the slot."""
+    module, name = ref.module, ref.key.rpartition(".")[2]
+    if not isinstance(module, _Masked):
+        module.__class__ = _masked_class(type(module))
+    module[name + SUFFIX] = keep
+    module.freeze(keys=[name + SUFFIX], recurse=False)
+
+
+def remove_masks(module: Module) -> None:
+    """Zero what is pruned and make the layer what it was."""
+    for name in mask_names(module):
+        module[name] = effective(module, name)
+        del module[name + SUFFIX]
+        module._no_grad.discard(name + SUFFIX)
+    if isinstance(module, _Masked):
+        module.__class__ = type(module).__bases__[1]
+
+
+def effective(module: Module, name: str) -> mx.array:
+    """The parameter as the forward uses it."""
+    value: mx.array = module[name]
+    if name in mask_names(module):
+        return mx.where(module[name + SUFFIX], value, mx.zeros((), value.dtype))
+    return value

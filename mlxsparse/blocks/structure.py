@@ -1,0 +1,217 @@
+"""What can be pruned in a model: kernel offsets, coupled channels, or blocks of channels, as scopes.
+
+Offsets: one scope a layer over the taps of its kernel. Channels: one scope a group of channels that sums
+tie together, over convolutions, norms, biases and the layers that read them. Blocks: one scope a layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn import Module
+
+from .. import nn
+from ..errors import CouplingError, MLXSparseError
+from ..nn.conv import NormalizedConv3d, _Conv, _Transposed
+from ..tensor import SparseTensor
+from .coupling import BlockCoupling, overlap
+from .flow import LINEAR, Flow, Use, example, trace
+from .param import ParamRef
+from .scope import ScopeCoupling, ScopeSpec
+from .spec import BlockSpec
+from .view import View
+
+STRUCTURES = ("offsets", "channels", "blocks")
+
+
+@dataclass
+class Target:
+    """A scope of blocks to choose from. `followers` are masked with its one grid, but do not score."""
+
+    name: str
+    scope: ScopeSpec | ScopeCoupling
+    followers: tuple[BlockSpec, ...] = ()
+
+
+@dataclass
+class ChannelGroup:
+    """Channels that live and die together: `size` of them, channel i of every part being one.
+
+    parts: (use, first, step), where channel i is place first + i * step of the use's axis. `fixed` says why
+    they cannot be pruned, None if they can.
+    """
+
+    name: str
+    size: int
+    parts: list[tuple[Use, int, int]] = field(default_factory=list)
+    fixed: str | None = None
+
+
+def targets(
+    model: Module,
+    structure: str,
+    *,
+    block: Sequence[int] = (32, 32),
+    exclude: Sequence[str] = (),
+    sample: SparseTensor | None = None,
+) -> list[Target]:
+    """The scopes of `structure` ("offsets", "channels" or "blocks") in a model.
+
+    exclude: names of layers, or prefixes of names, to leave alone. CouplingError if nothing is left.
+    """
+    if structure == "offsets":
+        found = [offset_target(model, path) for path, _ in _kernels(model)]
+    elif structure == "channels":
+        groups = channel_groups(model, sample)
+        for group in groups:
+            if any(_excluded(part[0].path, exclude) for part in group.parts):
+                group.fixed = group.fixed or "excluded"
+        found = [channel_target(model, group) for group in groups if group.fixed is None]
+        if not found:
+            reasons = "; ".join(f"{g.name}: {g.fixed}" for g in groups)
+            raise CouplingError(f"no channels of the model can be pruned ({reasons})")
+    elif structure == "blocks":
+        found = [t for path, m in _layers(model) if (t := block_target(model, path, m, block)) is not None]
+    else:
+        raise MLXSparseError(f"structure must be one of {', '.join(STRUCTURES)}, got {structure!r}")
+    found = [t for t in found if structure == "channels" or not _excluded(t.name, exclude)]
+    if not found:
+        raise CouplingError(f"the model has no layer whose {structure} can be pruned")
+    return found
+
+
+def _excluded(path: str, exclude: Sequence[str]) -> bool:
+    return any(path == name or path.startswith(f"{name}.") for name in exclude)
+
+
+def _layers(model: Module) -> list[tuple[str, Module]]:
+    """(path, module) of convolutions and linear layers, in the order of the model; a shared one once."""
+    seen: set[int] = set()
+    found: list[tuple[str, Module]] = []
+    for path, module in model.named_modules()[::-1]:
+        if isinstance(module, (_Conv, *LINEAR)) and id(module) not in seen:
+            seen.add(id(module))
+            found.append((path, module))
+    return found
+
+
+def _kernels(model: Module) -> list[tuple[str, Module]]:
+    """Submanifold convolutions with several taps. The taps of a strided kernel share no input: dropping
+    one would drop its sites."""
+    return [
+        (path, module)
+        for path, module in _layers(model)
+        if isinstance(module, nn.SubmConv3d)
+        and not isinstance(module, NormalizedConv3d)
+        and math.prod(module["weight"].shape[1:-1]) > 1
+    ]
+
+
+# ---------------------------------------------------------------- offsets and blocks
+
+
+def offset_target(model: Module, path: str) -> Target:
+    """One scope over the taps of a convolution: grid (T, 1, 1)."""
+    ref = _ref(model, path, "weight")
+    co, *size, ci = ref.shape
+    taps = math.prod(size)
+    view = View(ref, (taps, co, ci), (ci, taps * ci, 1))
+    return Target(path, ScopeSpec(BlockSpec(view, (1, -1, -1), path)))
+
+
+def block_target(model: Module, path: str, module: Module, block: Sequence[int]) -> Target | None:
+    """One scope over blocks of (output, input) channels of each tap; None where the blocks do not divide."""
+    ref = _ref(model, path, "weight")
+    co, *size, ci = ref.shape
+    bo, bi = block
+    whole = getattr(module, "groups", 1) == 1 and not isinstance(module, (NormalizedConv3d, _Transposed))
+    if co % bo or ci % bi or not whole:
+        return None
+    view = View(ref, (co, math.prod(size), ci))
+    return Target(path, ScopeSpec(BlockSpec(view, (bo, 1, bi), path)))
+
+
+# ---------------------------------------------------------------- channels
+
+
+def channel_groups(model: Module, sample: SparseTensor | None = None) -> list[ChannelGroup]:
+    """All groups of channels of a model, those that cannot be pruned with the reason.
+
+    sample: a tensor that the model takes, default one site with the channels of its first layer.
+    """
+    return groups_of(trace(model, example(model) if sample is None else sample))
+
+
+def groups_of(flow: Flow) -> list[ChannelGroup]:
+    """Channels with the same uses and the same reason to stay, in the order in which layers make them."""
+    places: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for u, use in enumerate(flow.uses):
+        for place, label in enumerate(use.labels):
+            places[flow.root(label)].append((u, place))
+    members: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for root, found in places.items():
+        members[tuple(u for u, _ in found), flow.fixed.get(root)].append(root)
+    groups = []
+    for (uses, fixed), roots in members.items():
+        roots.sort(key=lambda root: places[root][0])
+        makers = [flow.uses[u].path for u in uses if flow.uses[u].side != "in"]
+        if not makers:
+            continue  # the model's input
+        group = ChannelGroup(makers[0], len(roots), fixed=fixed)
+        for k, u in enumerate(uses):
+            spots = [places[root][k][1] for root in roots]
+            step = spots[1] - spots[0] if len(spots) > 1 else 1
+            if step < 1 or spots != [spots[0] + i * step for i in range(len(spots))]:
+                group.fixed = group.fixed or f"its channels reach {flow.uses[u].path} in another order"
+            group.parts.append((flow.uses[u], spots[0], step))
+        if group.fixed is None and not any(use.side == "in" for use, *_ in group.parts):
+            group.fixed = "no layer reads its channels"
+        groups.append(group)
+    return groups
+
+
+def channel_target(model: Module, group: ChannelGroup) -> Target:
+    """One scope over the channels of a group, coupled over all that makes, scales and reads them."""
+    specs: list[BlockSpec] = []
+    followers: list[BlockSpec] = []
+    for use, first, step in group.parts:
+        for spec in channel_specs(model, use, first, step, group.size):
+            shared = any(overlap(spec, other) for other in specs)
+            if shared and spec not in specs:
+                followers.append(spec)  # a layer from the group onto itself: scored by its outputs
+            elif not shared:
+                specs.append(spec)
+    return Target(group.name, ScopeSpec(BlockCoupling(specs, name=group.name)), tuple(followers))
+
+
+def channel_specs(model: Module, use: Use, first: int, step: int, size: int) -> list[BlockSpec]:
+    """Specs of grid (size, 1) over the arrays of one use."""
+
+    def rows(name: str, width: int, stride: tuple[int, int], offset: int) -> BlockSpec:
+        view = View(_ref(model, use.path, name), (size, width), stride, offset=offset)
+        return BlockSpec(view, (1, -1), f"{use.path}.{name}")
+
+    shape: tuple[int, ...] = tuple(use.module["weight"].shape) if "weight" in use.module else ()
+    rest = math.prod(shape[1:])
+    if use.side == "in":
+        width = shape[-1]
+        return [rows("weight", math.prod(shape[:-1]), (step, width), first)]
+    found = [rows("weight", rest, (step * rest, 1), first * rest)] if shape else []
+    if "bias" in use.module:
+        found.append(rows("bias", 1, (step, 1), first))
+    return found
+
+
+def _ref(model: Module, path: str, name: str) -> ParamRef:
+    return ParamRef(model, f"{path}.{name}" if path else name)
+
+
+def elements(spec: BlockSpec, keep: mx.array) -> mx.array:
+    """Boolean mask of the parameter's shape: False on the elements of the blocks that `keep` has not."""
+    wide = spec.broadcast_block_to_element(keep)
+    return spec.view.write(mx.ones(spec.view.param.shape, mx.bool_), wide)
