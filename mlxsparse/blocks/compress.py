@@ -95,7 +95,7 @@ def compress(
 
 
 def structure_of(model: Module) -> dict[str, Any]:
-    """JSON-like description of shapes and taps, with which `restructure` makes a fresh model fit its weights."""
+    """JSON-like shapes and taps of the layers, for `restructure` of a fresh model."""
     return {
         path: {
             "shapes": {k: list(v.shape) for k, v in module.items() if isinstance(v, mx.array)},
@@ -137,9 +137,7 @@ def restructure(model: Module, structure: dict[str, Any]) -> Module:
 
 def _cuts(model: Module, sample: SparseTensor) -> dict[str, Cut]:
     layers = _layers(model)
-    nonzero = {
-        path: np.asarray(host_view(effective(m, "weight").astype(mx.float32)) != 0) for path, m in layers
-    }
+    nonzero: dict[str, np.ndarray] = {path: _nonzero(effective(m, "weight")) for path, m in layers}
     names = {id(module): path for path, module in layers}
     cuts: dict[str, Cut] = {}
     for group in _groups(model, sample):
@@ -149,7 +147,7 @@ def _cuts(model: Module, sample: SparseTensor) -> dict[str, Cut]:
         for use, first, step in group.parts:
             if use.side == "in":
                 weight = nonzero[names[id(use.module)]]
-                read = weight.reshape(-1, weight.shape[-1]).any(axis=0)
+                read: Any = weight.reshape(-1, weight.shape[-1]).any(axis=0)
                 alive |= read[first : first + step * group.size : step][: group.size]
         if alive.all():
             continue
@@ -167,12 +165,18 @@ def _cuts(model: Module, sample: SparseTensor) -> dict[str, Cut]:
         if not isinstance(module, _Conv) or isinstance(module, NormalizedConv3d):
             continue
         co, ci = weight.shape[0], weight.shape[-1]
-        live = weight.reshape(co, -1, ci).any(axis=(0, 2))
+        live: Any = weight.reshape(co, -1, ci).any(axis=(0, 2))
         if live.all() or len(live) == 1:
             continue
         kept = np.flatnonzero(live) if live.any() else np.array([len(live) // 2])
         cuts.setdefault(path, Cut()).taps = tuple(kept.tolist())
     return cuts
+
+
+def _nonzero(weight: mx.array) -> np.ndarray:
+    values: np.ndarray = host_view(weight.astype(mx.float32))
+    result: np.ndarray = np.asarray(values != 0)
+    return result
 
 
 def _groups(model: Module, sample: SparseTensor) -> list[ChannelGroup]:

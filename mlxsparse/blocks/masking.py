@@ -53,7 +53,7 @@ def set_mask(ref: ParamRef, keep: mx.array) -> None:
     """Put `keep` (bool, the parameter's shape) into the layer that owns the slot."""
     module, name = ref.module, ref.key.rpartition(".")[2]
     if not isinstance(module, _Masked):
-        module.__class__ = _masked_class(type(module))
+        module.__class__ = _masked_class(type(module))  # type: ignore[arg-type]
     module[name + SUFFIX] = keep
     module.freeze(keys=[name + SUFFIX], recurse=False)
 

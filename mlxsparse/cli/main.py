@@ -13,12 +13,12 @@ import mlx.core as mx
 from .. import __version__
 from ..backend import executor
 from ..errors import DeviceError, MLXSparseError
-from . import demo, info, segment, train, view
+from . import demo, info, prune, segment, train, view
 from .common import UsageError
 
 #: A command is a module with a docstring, whose first line is its help, add_arguments(parser) and
 #: run(options) -> status.
-COMMANDS = (demo, train, segment, view, info)
+COMMANDS = (demo, train, segment, view, prune, info)
 
 
 class Parser(argparse.ArgumentParser):

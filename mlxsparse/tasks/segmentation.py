@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ..blocks import restructure, structure_of
 from ..errors import CheckpointError, MLXSparseError, PointCloudError
 from ..models.base import load_config, load_weights, save_model
 from ..models.minkunet import MinkUNet, ModelArgs
@@ -131,7 +132,10 @@ def score(model: MinkUNet, settings: Settings, parts: Sequence[Part], majority: 
 
 def save(model: MinkUNet, settings: Settings, directory: str | os.PathLike[str]) -> None:
     """Weights and config.json, as `load` reads them."""
-    config = {"task": "segmentation", "model": {"name": "minkunet", **model.args.to_dict()}}
+    config: dict[str, Any] = {"task": "segmentation", "model": {"name": "minkunet", **model.args.to_dict()}}
+    layers = structure_of(model)
+    if layers != structure_of(MinkUNet(model.args)):  # pruned: the sizes of its layers are its own
+        config["layers"] = layers
     save_model(model, {**config, "settings": asdict(settings)}, directory)
 
 
@@ -158,5 +162,6 @@ def load(directory: str | os.PathLike[str]) -> tuple[MinkUNet, Settings]:
             f"{len(settings.classes)}"
         )
     model = MinkUNet(args)
+    restructure(model, config.get("layers") or {})
     load_weights(model, directory)
     return model, settings
