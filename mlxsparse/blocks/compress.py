@@ -228,7 +228,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     if isinstance(value, Module):
         if id(value) not in memo:
             copied = memo[id(value)] = copy.copy(value)
-            copied._no_grad = set(value._no_grad)
+            copied._no_grad = copy.copy(value._no_grad)
             for name, child in value.items():
                 copied[name] = _copied(child, memo)
         return memo[id(value)]

@@ -196,6 +196,7 @@ class _Reads:
 
     def __init__(self, module: Module, path: str, flow: Flow):
         self.module, self.path, self.flow = module, path, flow
+        self.read: list[int] = []
         self.made: list[int] = []
 
     def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -215,7 +216,10 @@ class _Reads:
             flow.unite(labels, self.made)
         elif groups > 1:
             flow.fix(labels + self.made, f"{self.path} has groups={groups}")
+        elif self.read:  # called again: its inputs share what reads them
+            flow.unite(self.read, labels)
         else:
+            self.read = labels
             flow.uses.append(Use(self.path, module, "in", labels))
         if isinstance(module, NormalizedConv3d):
             flow.fix(labels + self.made, f"{self.path} divides by the sizes of its weights")

@@ -7,6 +7,7 @@ The gradient of a pruned element is exactly 0, so no optimizer moves it, and wha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -31,10 +32,19 @@ class _Masked:
             for name, value in held.items():
                 self[name] = value
 
-    def unfreeze(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """As Module.unfreeze, but masks stay frozen."""
-        super().unfreeze(*args, **kwargs)  # type: ignore[misc]
-        return self.freeze(keys=[name + SUFFIX for name in mask_names(self)], recurse=False)
+
+class _Frozen(set[str]):
+    """Names of frozen parameters, of which masks stay: `unfreeze` of a model works on this set directly."""
+
+    def clear(self) -> None:
+        self.difference_update(list(self))
+
+    def difference_update(self, *others: Iterable[Any]) -> None:
+        super().difference_update(*([name for name in other if not _is_mask(name)] for other in others))
+
+
+def _is_mask(name: Any) -> bool:
+    return isinstance(name, str) and name.endswith(SUFFIX)
 
 
 @cache
@@ -55,7 +65,7 @@ def set_mask(ref: ParamRef, keep: mx.array) -> None:
     if not isinstance(module, _Masked):
         module.__class__ = _masked_class(type(module))  # type: ignore[arg-type]
     module[name + SUFFIX] = keep
-    module.freeze(keys=[name + SUFFIX], recurse=False)
+    module._no_grad = _Frozen(module._no_grad | {name + SUFFIX})
 
 
 def remove_masks(module: Module) -> None:
@@ -63,8 +73,8 @@ def remove_masks(module: Module) -> None:
     for name in mask_names(module):
         module[name] = effective(module, name)
         del module[name + SUFFIX]
-        module._no_grad.discard(name + SUFFIX)
     if isinstance(module, _Masked):
+        module._no_grad = {name for name in module._no_grad if not _is_mask(name)}
         module.__class__ = type(module).__bases__[1]
 
 

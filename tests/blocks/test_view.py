@@ -228,7 +228,12 @@ def test_what_a_view_takes():
     net = Net()
     linear = net.layers[0]
     slot = View((linear, "weight"))
-    same = [View(ParamRef(linear, "weight")), View.of(net, "layers.0.weight"), View(slot), View.from_existing(slot)]
+    same = [
+        View(ParamRef(linear, "weight")),
+        View.of(net, "layers.0.weight"),
+        View(slot),
+        View.from_existing(slot),
+    ]
     assert all(view == slot and hash(view) == hash(slot) for view in same)
     assert View.from_existing(slot) is slot
     assert View(slot, (48,)) != slot and View((linear, "bias")) != slot
