@@ -3,7 +3,7 @@
 A failing test here means that MLX changed, not that mlxsparse broke: read the code that relies on the fact
 before changing the test. The suite runs on the oldest and the newest supported MLX. Facts that can crash the
 interpreter run in a process of their own. This file: trees, function transformations and custom functions;
-memory, threads, arithmetic and custom kernels are in test_mlx_{memory,numeric,kernel}_facts.py.
+memory, threads, arithmetic, kernels, modules: test_mlx_{memory,numeric,kernel,parameter}_facts.py.
 """
 
 from __future__ import annotations

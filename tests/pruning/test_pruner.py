@@ -198,15 +198,19 @@ def test_criteria_and_competition_across_layers():
 
 
 def test_group_lasso_drives_blocks_to_zero():
-    model = dense()
-    optimizer = optim.SGD(0.05)
-    block = BlockSpec(View.of(model, "layers.0.weight"), (1, -1))
-    step = mlx.nn.value_and_grad(model, loss_of)
-    for _ in range(150):
-        _, gradients = step(model, X)
-        optimizer.update(model, gradients)
-        group_lasso_step(block, 0.1, 0.05)
-    assert 0 < block.nnz_blocks() < 8
+    def rows_left(strength):
+        model = dense()
+        optimizer = optim.SGD(0.05)
+        block = BlockSpec(View.of(model, "layers.0.weight"), (1, -1))
+        step = mlx.nn.value_and_grad(model, loss_of)
+        for _ in range(100):
+            _, gradients = step(model, X)
+            optimizer.update(model, gradients)
+            group_lasso_step(block, strength, 0.05)
+        return block.nnz_blocks()
+
+    left = [rows_left(strength) for strength in (0, 0.05, 0.1, 0.2)]
+    assert left[0] == 8 and left[-1] == 0 and left == sorted(left, reverse=True)
 
 
 def test_bad_requests_leave_the_model_alone():

@@ -1,0 +1,117 @@
+"""What pruning brings and costs: a MinkUNet on the demo's street scenes, pruned, fine-tuned and timed.
+
+    python -m benchmarks.pruning --channels 32,64,128,128 --cases channels:.5:8,channels:.75:16,offsets:.5:12
+
+A case is structure:sparsity:epochs of fine-tuning. Times are medians of forwards taken in turn in one
+process, kernel maps made before. `--weights DIR` keeps the trained network there and uses it the next time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxsparse import SparseTensor, nn
+from mlxsparse.cli.prune import parts_of
+from mlxsparse.cli.train import channels
+from mlxsparse.io.points import read_points
+from mlxsparse.ops import conv
+from mlxsparse.tasks import pruning
+from mlxsparse.tasks import segmentation as task
+from mlxsparse.tasks.scenes import street_scene, write_scene
+
+
+def settings_of(voxel_size: float) -> task.Settings:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "scene.laz"
+        write_scene(street_scene(0), path)
+        return task.choose_settings([read_points(path)], voxel_size)
+
+
+@contextmanager
+def counted() -> Iterator[dict[str, float]]:
+    """Pairs, multiply-adds and seconds of the convolutions inside the block."""
+    total = {"pairs": 0.0, "work": 0.0, "seconds": 0.0}
+    real = conv.convolve
+
+    def count(x: Any, w: Any, bias: Any, pairs: Any, rows: int, groups: int) -> mx.array:
+        total["pairs"] += len(pairs.in_rank)
+        total["work"] += len(pairs.in_rank) * w.shape[0] * w.shape[2]
+        start = time.perf_counter()
+        y = real(x, w, bias, pairs, rows, groups)
+        mx.eval(y)
+        total["seconds"] += time.perf_counter() - start
+        return y
+
+    conv.convolve = count
+    try:
+        yield total
+    finally:
+        conv.convolve = real
+
+
+def convolutions(models: list[Any], x: SparseTensor, repeats: int) -> list[dict[str, float]]:
+    """Pairs and multiply-adds of a forward of each model, and the median ms of its convolutions, in turn."""
+    found: list[dict[str, float]] = [{} for _ in models]
+    times: list[list[float]] = [[] for _ in models]
+    for _ in range(repeats):
+        for i, model in enumerate(models):
+            with counted() as total:
+                mx.eval(model(x).feats)
+            times[i].append(total["seconds"])
+            found[i] = total
+    return [{**f, "ms": 1e3 * float(np.median(t))} for f, t in zip(found, times)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--channels", type=channels, default=(32, 64, 128, 128))
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--scenes", type=int, default=8)
+    parser.add_argument("--weights")
+    parser.add_argument("--cases", default="channels:.5:8,channels:.75:16,offsets:.5:12")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    options = parser.parse_args()
+    options.clouds = []
+    mx.set_default_device(mx.gpu if options.device == "gpu" else mx.cpu)
+    settings = settings_of(0.2)
+    training, held_out = parts_of(options, settings)
+    folder = Path(options.weights or tempfile.mkdtemp())
+    if (folder / "config.json").exists():
+        model, settings = task.load(folder)
+    else:
+        model = task.new_model(settings, options.channels, 1)
+        pruning.tune(model, settings, training, options.epochs, 3e-3, 0, None)
+        task.save(model, settings, folder)
+    part = held_out[0]
+    x = task.to_voxels(part.points, part.inputs, settings.voxel_size).tensor
+    print(f"MinkUNet {tuple(model.args.channels)}, {x.num_active} voxels, {mx.default_device()}")
+    for case in options.cases.split(","):
+        structure, sparsity, epochs = case.split(":")
+        dense = pruning.copy_of(model)
+        result = pruning.prune(
+            pruning.copy_of(model), settings, training, held_out,
+            structure=structure, sparsity=float(sparsity), epochs=int(epochs),
+        )  # fmt: skip
+        print(f"\n{structure}, sparsity {sparsity}, {epochs} epochs of fine-tuning")
+        print(pruning.table(result.rows))
+        folded = [nn.fold_batch_norms(m) for m in (dense, result.model)]
+        before, after = pruning.forward_ms(folded, x, options.repeats)
+        print(f"both with folded batch norms: {before:.1f} ms, {after:.1f} ms, {before / after:.2f}x")
+        a, b = convolutions([dense.eval(), result.model.eval()], x, options.repeats)
+        share = {name: round(b[name] / a[name], 3) for name in ("pairs", "work", "ms")}
+        print(f"convolutions alone, compressed / dense: {json.dumps(share)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
