@@ -21,20 +21,13 @@ import mlx.core as mx
 import numpy as np
 
 from mlxsparse import SparseTensor, nn
+from mlxsparse.cli.common import channels
+from mlxsparse.cli.demo import KINDS
 from mlxsparse.cli.prune import parts_of
-from mlxsparse.cli.train import channels
-from mlxsparse.io.points import read_points
 from mlxsparse.ops import conv
 from mlxsparse.tasks import pruning
 from mlxsparse.tasks import segmentation as task
-from mlxsparse.tasks.scenes import street_scene, write_scene
-
-
-def settings_of(voxel_size: float) -> task.Settings:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "scene.laz"
-        write_scene(street_scene(0), path)
-        return task.choose_settings([read_points(path)], voxel_size)
+from mlxsparse.tasks.scenes import cloud_of, street_scene
 
 
 @contextmanager
@@ -75,21 +68,23 @@ def convolutions(models: list[Any], x: SparseTensor, repeats: int) -> list[dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--channels", type=channels, default=(32, 64, 128, 128))
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--scenes", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--scenes", type=int, default=16)
     parser.add_argument("--weights")
     parser.add_argument("--cases", default="channels:.5:8,channels:.75:16,offsets:.5:12")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     options = parser.parse_args()
-    options.clouds = []
+    options.clouds, options.kind, options.held_out = [], "street", 4
     mx.set_default_device(mx.gpu if options.device == "gpu" else mx.cpu)
-    settings = settings_of(0.2)
-    training, held_out = parts_of(options, settings)
+    scenes = [cloud_of(street_scene(seed)) for seed in range(options.scenes)]
+    settings = task.choose_settings(scenes, KINDS["street"][1], use_relief=True)
     folder = Path(options.weights or tempfile.mkdtemp())
     if (folder / "config.json").exists():
         model, settings = task.load(folder)
+        training, held_out = parts_of(options, settings)
     else:
+        training, held_out = parts_of(options, settings)
         model = task.new_model(settings, options.channels, 1)
         pruning.tune(model, settings, training, options.epochs, 3e-3, 0, None)
         task.save(model, settings, folder)

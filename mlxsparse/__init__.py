@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import backend, blocksparse, errors, nn, ops
+from . import backend, blocks, blocksparse, errors, nn, ops
 from .coords import CoordinateManager, CoordinateMapKey, Kernel, KernelMap
 from .ops.storage import load, save
 from .ops.voxel import Voxels, coalesce, voxelize
@@ -19,6 +19,7 @@ __all__ = [
     "SparseTensor",
     "Voxels",
     "backend",
+    "blocks",
     "blocksparse",
     "checkpoint",
     "coalesce",

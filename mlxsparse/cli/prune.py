@@ -1,7 +1,7 @@
 """Make a trained network smaller and faster: prune, fine-tune, compress.
 
 Reads weights that `mlxsparse train` or `demo` wrote and classified clouds to fine-tune on, of which it holds
-out the end as `train` does; without clouds, the demo's street scenes. Writes the smaller network, as the
+out the end as `train` does; without clouds, the demo's scenes. Writes the smaller network, as the
 other commands read it, and report.json, and prints mIoU, parameters, bytes and time before and after.
 """
 
@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import tempfile
 from pathlib import Path
 
 from ..io.points import read_points
 from ..tasks import pruning
 from ..tasks import segmentation as task
-from ..tasks.scenes import street_scene, write_scene
-from .common import check_directory, progress_bar
-from .train import fraction, positive, positive_float
+from ..tasks.scenes import cloud_of
+from .common import check_directory, fraction, positive, positive_float, progress_bar, write_json
+from .demo import HELD_OUT_SEEDS, KINDS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,8 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fold", action="store_true", help="fold batch norms into convolutions: faster, for use only"
     )
     parser.add_argument(
-        "--scenes", type=positive, default=8, help="demo scenes, without clouds (default: %(default)s)"
-    )
+        "--kind", choices=sorted(KINDS), default="street",
+        help="scenes of the demo that are used without clouds (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--scenes", type=positive, default=16, help="how many (default: %(default)s)")
+    parser.add_argument("--held-out", type=positive, default=4, help="scenes to score (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
 
 
@@ -79,8 +80,7 @@ def run(options: argparse.Namespace) -> int:
         "device": options.device,
         "rows": [dataclasses.asdict(row) for row in result.rows],
     }
-    text = json.dumps(report, indent=2, default=float).replace("NaN", "null")
-    (Path(options.output) / "report.json").write_text(text + "\n")
+    write_json(Path(options.output) / "report.json", report)
     print(f"weights: {options.output}")
     return 0
 
@@ -88,14 +88,11 @@ def run(options: argparse.Namespace) -> int:
 def parts_of(
     options: argparse.Namespace, settings: task.Settings
 ) -> tuple[list[task.Part], list[task.Part]]:
-    """(training, held-out) parts of the clouds, else of the demo's scenes, the last of which is held out."""
+    """(training, held-out) parts of the clouds, else of the demo's scenes."""
     if options.clouds:
         parts = [task.split(read_points(path), settings, options.val_split) for path in options.clouds]
         return [a for a, _ in parts], [b for _, b in parts]
-    whole = []
-    with tempfile.TemporaryDirectory() as folder:
-        for seed in range(options.scenes + 1):
-            path = Path(folder) / f"scene{seed}.laz"
-            write_scene(street_scene(seed), path)
-            whole.append(task.split(read_points(path), settings, 0)[0])
-    return whole[:-1], whole[-1:]
+    make = KINDS[options.kind][0]
+    seeds = [*range(options.scenes), *range(HELD_OUT_SEEDS, HELD_OUT_SEEDS + options.held_out)]
+    whole = [task.split(cloud_of(make(seed)), settings, 0)[0] for seed in seeds]
+    return whole[: options.scenes], whole[options.scenes :]

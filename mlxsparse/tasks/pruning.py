@@ -122,9 +122,7 @@ def tune(
     progress: Callable[[int, int, float], None] | None,
 ) -> None:
     """Train on for some epochs."""
-    task.train(
-        model, settings, parts, epochs=epochs, learning_rate=learning_rate, seed=seed, progress=progress
-    )
+    task.train(model, settings, parts, task.Plan(epochs, learning_rate, seed), progress=progress)
 
 
 def score_of(model: MinkUNet, settings: task.Settings, held_out: Sequence[task.Part]) -> float:
@@ -138,7 +136,7 @@ def sample_of(model: MinkUNet, settings: task.Settings) -> SparseTensor:
     """A small tensor that the model takes, to follow its channels and to compare models on."""
     rng = np.random.default_rng(0)
     points = rng.uniform(0, 12, (400, 3)) * settings.voxel_size
-    inputs = rng.uniform(0, 1, (400, model.args.in_channels - 3)).astype(np.float32)
+    inputs = rng.uniform(0, 1, (400, settings.num_inputs)).astype(np.float32)
     return task.to_voxels(points, inputs, settings.voxel_size).tensor
 
 

@@ -1,0 +1,77 @@
+"""mlxsparse prune as a user meets it."""
+
+from __future__ import annotations
+
+import json
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxsparse.cli.main import main
+from mlxsparse.io.las import write_las
+from mlxsparse.tasks import segmentation as task
+
+
+@pytest.fixture(autouse=True)
+def keep_device():
+    before = mx.default_device()
+    yield
+    mx.set_default_device(before)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """(classified cloud, weights directory) of a short training."""
+    folder = tmp_path_factory.mktemp("pruned")
+    rng = np.random.default_rng(0)
+    floor = np.column_stack([rng.uniform(0, 20, 2000), rng.uniform(0, 9, 2000), rng.normal(0, 0.02, 2000)])
+    high = np.column_stack([rng.uniform(0, 20, 900), rng.uniform(0, 9, 900), rng.uniform(0.5, 3, 900)])
+    fields = {
+        "classification": np.array([2] * 2000 + [5] * 900, np.uint8),
+        "intensity": rng.integers(0, 500, 2900).astype(np.uint16),
+    }
+    cloud = folder / "cloud.laz"
+    write_las(cloud, np.concatenate([floor, high]), fields, scale=0.001, offset=(10.0, 0.0, 0.0))
+    before = mx.default_device()
+    arguments = ["train", str(cloud), "--epochs", "25", "--val-split", "0.3", "--channels", "8,16"]
+    assert main([*arguments, "-o", str(folder / "weights"), "--voxel-size", "0.4"]) == 0
+    mx.set_default_device(before)
+    return str(cloud), str(folder / "weights")
+
+
+@pytest.mark.parametrize(
+    ("structure", "options"), [("channels", ["--fold"]), ("channels", []), ("offsets", ["--exclude", "stem"])]
+)
+def test_prune_writes_a_smaller_network_that_segment_reads(trained, tmp_path, capsys, structure, options):
+    cloud, weights = trained
+    out = tmp_path / "small"
+    arguments = ["--weights", weights, "--structure", structure, "--sparsity", ".5", "--epochs", "6"]
+    assert main(["prune", cloud, *arguments, *options, "-o", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "zeroed, not compressed" in said and "mIoU" in said
+    report = json.loads((out / "report.json").read_text())
+    before, zeroed, after = report["rows"]
+    assert after["parameters"] < 0.7 * before["parameters"] == 0.7 * zeroed["parameters"]
+    assert after["bytes"] < before["bytes"] and min(row["ms"] for row in report["rows"]) > 0
+    assert zeroed["mean_iou"] is None and after["mean_iou"] > before["mean_iou"] - 0.1
+    model, _ = task.load(out)
+    if structure == "offsets":
+        assert model.encoder[0].layers[0].conv._taps is not None and model.stem.layers[0].conv._taps is None
+    else:
+        assert model.stem.layers[0].conv.weight.shape[0] == 4
+    assert main(["segment", cloud, "--weights", str(out), "-o", str(tmp_path / "labelled.laz")]) == 0
+
+
+def test_bad_requests_are_one_line(trained, tmp_path, capsys):
+    cloud, weights = trained
+    out = str(tmp_path / "out")
+    everything = "stem,down,encoder,up,decoder,head"
+    assert main(["prune", cloud, "--weights", weights, "-o", out, "--exclude", everything]) == 1
+    assert "no channels of the model can be pruned" in capsys.readouterr().err
+    assert main(["prune", cloud, "--weights", str(tmp_path), "-o", out]) == 1
+    assert "config.json" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as exit:
+        main(["prune", cloud, "--weights", weights, "-o", out, "--sparsity", "1"])
+    assert exit.value.code == 2
+    assert not (tmp_path / "out").exists()
