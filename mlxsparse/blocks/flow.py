@@ -133,6 +133,8 @@ class _Wire(SparseTensor):
 
 def trace(model: Module, sample: SparseTensor) -> Flow:
     """Run `model` on the sites of `sample` with labels for features; CouplingError where they are lost."""
+    if sample.num_active == 0:
+        raise MLXSparseError("sample has no site: the model's channels are found by running it on one")
     flow = Flow()
     inputs = flow.new(sample.num_channels)
     flow.fix(inputs, "the model's input")

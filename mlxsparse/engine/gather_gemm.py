@@ -125,12 +125,17 @@ def for_each_block(
 
 def block_bounds(pairs: TapPairs, size: int) -> tuple[np.ndarray, np.ndarray]:
     """(edges of blocks of output ranks (B + 1,), where each tap's pairs cross them (B + 1, T) int64)."""
+    held = pairs.tables.get(("bounds", size, pairs.flipped))
+    if held is not None:
+        found: tuple[np.ndarray, np.ndarray] = held
+        return found
     edges = np.arange(0, pairs.num_out + size, size)
     edges[-1] = pairs.num_out
     ptr = pairs.tap_ptr
     crossed = np.empty((len(edges), len(ptr) - 1), np.int64)
     for t in range(len(ptr) - 1):
         crossed[:, t] = ptr[t] + np.searchsorted(pairs.out_rank[ptr[t] : ptr[t + 1]], edges)
+    pairs.tables["bounds", size, pairs.flipped] = edges, crossed
     return edges, crossed
 
 

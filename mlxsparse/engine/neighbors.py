@@ -30,8 +30,9 @@ class TapPairs:
     out_order: np.ndarray | None
     num_in: int
     num_out: int
-    # What kernels read, made at first use (engine/tables.py); `flipped` pairs share it with those they flip.
-    tables: dict[tuple[int, int], Any] = field(default_factory=dict, repr=False)
+    # What operators read again, made at first use: tables of kernels (engine/tables.py), bounds of blocks
+    # (engine/gather_gemm.py). `flipped` pairs share it with those they flip.
+    tables: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False)
     flipped: bool = False
 
     def in_rows(self) -> np.ndarray:

@@ -161,6 +161,9 @@ def test_samples():
     wrong = SparseTensor(np.zeros((1, 4), np.int32), mx.zeros((1, 5)))
     with pytest.raises(CouplingError, match="5 reach it"):
         channel_groups(model, wrong)
+    empty = SparseTensor(np.zeros((0, 4), np.int32), mx.zeros((0, 3)), batch_size=1)
+    with pytest.raises(MLXSparseError, match="no site"):
+        channel_groups(model, empty)
     before = np.array(model.stem.weight)
     channel_groups(model)
     np.testing.assert_array_equal(np.array(model.stem.weight), before)
