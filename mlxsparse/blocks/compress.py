@@ -224,7 +224,7 @@ def _refit(module: Module) -> None:
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """The tree of modules copied, arrays shared, a shared module once."""
+    """The tree of modules copied with arrays of its own, a shared module once."""
     if isinstance(value, Module):
         if id(value) not in memo:
             copied = memo[id(value)] = copy.copy(value)
@@ -236,7 +236,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
         return {name: _copied(child, memo) for name, child in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(_copied(child, memo) for child in value)
-    return value
+    return mx.array(value) if isinstance(value, mx.array) else value
 
 
 def _replace(model: Module, path: str, module: Module) -> None:

@@ -124,10 +124,13 @@ class Pruner:
         self._set(self._choose(self.targets, self._before, step))
 
     def project(self) -> None:
-        """Write zeros into what is pruned; the forward does not see it anyway."""
+        """Zero what is pruned in the layers' arrays; the forward does not see it anyway.
+
+        The layers get new arrays: those of a copy of the weights that you hold stay as they are.
+        """
         self._attached()
         for ref in self._refs():
-            ref.assign(effective(ref.module, ref.key.rpartition(".")[2]))
+            ref.module[ref.key.rpartition(".")[2]] = effective_of(ref)
 
     def detach(self) -> None:
         """Write zeros and make the layers what they were, without masks."""

@@ -141,9 +141,9 @@ def sample_of(model: MinkUNet, settings: task.Settings) -> SparseTensor:
 
 
 def copy_of(model: MinkUNet) -> MinkUNet:
-    """A copy with the weights of now."""
+    """A copy with the weights of now, in arrays of its own."""
     copied = MinkUNet(model.args)
-    copied.load_weights(_arrays(model))
+    copied.load_weights([(k, mx.array(v)) for k, v in _arrays(model)])
     mx.eval(copied.parameters())
     return copied
 

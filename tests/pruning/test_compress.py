@@ -70,6 +70,20 @@ def test_equal_to_the_masked_model_and_smaller(structure, sparsity):
         assert small.stem.layers[0].conv.weight.shape[1] == (27 - int(27 * sparsity) or 1)
 
 
+def test_weights_that_someone_else_holds_stay():
+    model = unet()
+    held = flat(model.parameters())
+    before = {k: np.array(v) for k, v in held.items()}
+    Pruner("channels", 0.5).attach(model).project()
+    small = compress(model)
+    Pruner("offsets", 0.5).attach(small)
+    for module in small.modules():
+        if isinstance(module, nn.Linear):
+            module.weight[:] = 9
+    assert all(np.array_equal(before[k], np.array(v)) for k, v in held.items())
+    assert np.array(model.head.weight).max() < 9
+
+
 def test_zeros_count_like_masks_and_plain_models_are_refused():
     model = unet()
     with pytest.raises(CouplingError, match="nothing to compress"):
