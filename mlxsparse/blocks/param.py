@@ -78,7 +78,7 @@ class ParamRef:
         here = self.value
         if tuple(value.shape) != self.shape:
             raise ShapeError(f"{self.key!r} has shape {self.shape}, got a value of {tuple(value.shape)}")
-        here[...] = value
+        here[()] = value  # any rank
 
     @property
     def module(self) -> Any:
