@@ -20,6 +20,7 @@ from ..tensor import SparseTensor
 from . import segmentation as task
 from .metrics import mean_iou
 
+MASKED = 3  # epochs
 TIMED = 9  # forwards of each model, taken in turn
 
 
@@ -62,7 +63,8 @@ def prune(
     """Prune `model` (which becomes the masked one) in two steps, fine-tuning after each; then compress.
 
     The first step prunes 1 - sqrt(1 - sparsity); the second, to `sparsity`, is fine-tuned compressed. An
-    epoch is a pass over the training parts; a third of them belongs to the first step.
+    epoch is a pass over the training parts; a third of them, at most MASKED, belongs to the first step, which
+    runs at the old speed.
     fold: batch norms are folded into the convolutions of the result, which then is for evaluation only.
     """
     before = score_of(model, settings, held_out)
@@ -72,7 +74,7 @@ def prune(
         structure, lambda step: amounts[step], block=block, exclude=exclude, sample=sample_of(model, settings)
     )
     pruner.attach(model)
-    first = epochs // 3
+    first = min(epochs // 3, MASKED)
     if first:
         tune(model, settings, training, first, learning_rate, seed, progress)
     pruner.update(1)
