@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -24,6 +24,7 @@ from ..nn.conv import NormalizedConv3d, _Conv
 from ..tensor import SparseTensor
 from .flow import example, trace
 from .masking import SUFFIX, effective, mask_names, remove_masks
+from .pack import Packing, from_json, packed, packing_of, to_json
 from .structure import ChannelGroup, _layers, groups_of
 
 Gather: TypeAlias = Callable[[mx.array], mx.array]
@@ -32,11 +33,12 @@ CHANNEL_ARRAYS = ("weight", "bias", "running_mean", "running_var")
 
 @dataclass
 class Cut:
-    """What stays of a layer: places on its output and input axis, and taps; None for all."""
+    """What stays of a layer: places on its output and input axis, taps, blocks; None for all."""
 
     out: np.ndarray | None = None
     into: np.ndarray | None = None
     taps: tuple[int, ...] | None = None
+    packing: Packing | None = None
 
     def gather(self, module: Module, name: str) -> Gather:
         """Function from an array like the layer's `name` to what stays of it."""
@@ -48,6 +50,8 @@ class Cut:
                 a = a[mx.array(self.out, mx.int32)]
             if self.into is not None and name == "weight":
                 a = a[..., mx.array(self.into, mx.int32)]
+            if self.packing is not None and name == "weight":
+                a = self.packing.gather(a)
             return a
 
         return apply
@@ -58,17 +62,20 @@ def compress(
     *,
     optimizer: Any = None,
     sample: SparseTensor | None = None,
+    block: Sequence[int] | None = None,
     check: bool = True,
     tolerance: float = 1e-4,
 ) -> Module:
-    """A smaller copy of `model` without the channels and taps that are masked (`Pruner`) or 0.
+    """A smaller copy of `model` without the channels, taps and blocks that are masked (`Pruner`) or 0.
 
     A channel goes where every layer that reads it has 0 for it, from all that makes and scales it too;
-    a tap goes where its weights are 0. At least one of each stays. `model` is not changed.
+    a tap goes where its weights are 0. At least one of each stays. Layers that were pruned by blocks become
+    BlockSparseConv3d and BlockSparseLinear, which store the other blocks only. `model` is not changed.
 
     optimizer: its state (momentum and the like) is cut the same way, in place, after everything else
         succeeded; for the state of the whole parameters, CouplingError where it has another shape.
     sample: a tensor that the model takes; default random sites with the channels of its first layer.
+    block: (output, input) channels of blocks to look for, in layers that were not pruned by blocks too.
     check: run both on the sample in evaluation; MLXSparseError if they differ by more than `tolerance` of the
         largest value.
 
@@ -76,12 +83,14 @@ def compress(
     """
     masked = [m for _, m in model.named_modules() if mask_names(m)]
     tensor = example(model, 200) if sample is None else sample
-    cuts = _cuts(model, tensor)
+    cuts = _cuts(model, tensor, None if block is None else (int(block[0]), int(block[1])))
     state = None if optimizer is None else _cut_state(optimizer.state, model, cuts)
     small = _copied(model, {})
     by_path = dict(small.named_modules())
     for path, cut in cuts.items():
         _apply(by_path[path], cut)
+        if cut.packing is not None:
+            _pack(small, path, by_path[path], cut)
     for module in by_path.values():
         remove_masks(module)
     mx.eval(small.parameters())
@@ -99,8 +108,9 @@ def structure_of(model: Module) -> dict[str, Any]:
     return {
         path: {
             "shapes": {k: list(v.shape) for k, v in module.items() if isinstance(v, mx.array)},
-            "taps": None if getattr(module, "_taps", None) is None else list(module._taps.index),
+            "taps": list(module._taps.index) if isinstance(module, _Conv) and module._taps else None,
             "identity": isinstance(module, nn.Identity),
+            "packed": to_json(module),
         }
         for path, module in model.named_modules()
         if path and not module.children()
@@ -122,6 +132,9 @@ def restructure(model: Module, structure: dict[str, Any]) -> Module:
                 if not isinstance(module, nn.Identity):
                     _replace(model, path, nn.Identity())
                 continue
+            if entry.get("packed") is not None:
+                module = from_json(module, entry["packed"])
+                _replace(model, path, module)
             if entry["taps"] is not None:
                 module.keep_taps(entry["taps"])
             for name, shape in entry["shapes"].items():
@@ -135,7 +148,7 @@ def restructure(model: Module, structure: dict[str, Any]) -> Module:
 # ---------------------------------------------------------------- what goes
 
 
-def _cuts(model: Module, sample: SparseTensor) -> dict[str, Cut]:
+def _cuts(model: Module, sample: SparseTensor, block: tuple[int, int] | None) -> dict[str, Cut]:
     layers = _layers(model)
     nonzero: dict[str, np.ndarray] = {path: _nonzero(effective(m, "weight")) for path, m in layers}
     names = {id(module): path for path, module in layers}
@@ -170,7 +183,27 @@ def _cuts(model: Module, sample: SparseTensor) -> dict[str, Cut]:
             continue
         kept = np.flatnonzero(live) if live.any() else np.array([len(live) // 2])
         cuts.setdefault(path, Cut()).taps = tuple(kept.tolist())
+    for path, module in layers:
+        found = getattr(module, "_block", None) if block is None else block
+        if found is not None:
+            _find_blocks(module, cuts.get(path, Cut()), nonzero[path], found, cuts, path)
     return cuts
+
+
+def _find_blocks(
+    module: Module, cut: Cut, weight: np.ndarray, block: tuple[int, int], cuts: dict[str, Cut], path: str
+) -> None:
+    """Note the blocks that are left of a layer after `cut`, if some are 0."""
+    left = weight.reshape(weight.shape[0], -1, weight.shape[-1])
+    for axis, places in ((0, cut.out), (1, cut.taps), (2, cut.into)):
+        left = left if places is None else left.take(np.asarray(places), axis=axis)
+    had = getattr(module, "_taps", None)
+    index = list(range(left.shape[1] if cut.taps is None else cut.taps[-1] + 1)) if had is None else had.index
+    taps = tuple(index) if cut.taps is None else tuple(index[t] for t in cut.taps)
+    packing = packing_of(module, left, block, taps)
+    if packing is not None:
+        cut.packing = packing
+        cuts[path] = cut
 
 
 def _nonzero(weight: mx.array) -> np.ndarray:
@@ -210,7 +243,19 @@ def _apply(module: Module, cut: Cut) -> None:
         module.keep_taps([old[t] for t in cut.taps])
     for name, value in values.items():
         module[name] = cut.gather(module, name)(value)
-    _refit(module)
+    if cut.packing is None:
+        _refit(module)
+
+
+def _pack(model: Module, path: str, module: Module, cut: Cut) -> None:
+    """Put the packed layer in the place of `module`, whose arrays are cut and packed already."""
+    assert cut.packing is not None
+    layer = packed(module, cut.packing)
+    for name in CHANNEL_ARRAYS:
+        if name in module:
+            layer[name] = module[name]
+    layer._no_grad = {name for name in module._no_grad if not name.endswith(SUFFIX)}
+    _replace(model, path, layer)
 
 
 def _refit(module: Module) -> None:

@@ -115,6 +115,9 @@ class Pruner:
                     before[spec.param] = module[name + SUFFIX]
         masks = self._choose(found, before, step)
         self.targets, self._before, self._model = found, before, model
+        if self.structure == "blocks":
+            for ref in self._refs():
+                ref.module._block = self.block  # compress packs what was pruned by blocks
         self._set(masks)
         return self
 

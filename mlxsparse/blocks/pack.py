@@ -1,0 +1,128 @@
+"""Layers of which some blocks are 0 as layers that store the others only."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn import Module
+
+from .. import nn
+from ..blocksparse import BlockSparseLinear
+from ..errors import CheckpointError
+from ..nn.block_conv import BlockSparseConv3d
+from ..nn.conv import NormalizedConv3d
+from .flow import LINEAR
+
+
+@dataclass
+class Packing:
+    """Blocks (output, input) that a layer stores: `mask` (ceil(Co / bo), all taps, ceil(Ci / bi)); `taps` are
+    those that the dense weight has."""
+
+    block: tuple[int, int]
+    mask: np.ndarray
+    taps: tuple[int, ...]
+    size: tuple[int, ...]  # of the kernel
+    channels: tuple[int, int]  # (out, in)
+    transposed: bool  # a linear layer stores W (in, out), its dense weight is (out, in)
+
+    def gather(self, a: mx.array) -> mx.array:
+        """(nnz, bo, bi) blocks of an array like the dense weight; (nnz, bi, bo) of a linear layer's."""
+        (bo, bi), (rows, _, cols) = self.block, self.mask.shape
+        a = a.reshape(a.shape[0], -1, a.shape[-1])
+        a = mx.pad(a, [(0, rows * bo - a.shape[0]), (0, 0), (0, cols * bi - a.shape[2])])
+        blocks = a.reshape(rows, bo, len(self.taps), cols, bi).transpose(0, 2, 3, 1, 4)
+        kept = self.mask[:, list(self.taps)]
+        order = np.flatnonzero(kept)
+        if self.transposed:  # row-major over (input block, output block)
+            order = np.flatnonzero(kept[:, 0].T)
+            blocks = blocks.transpose(2, 1, 0, 4, 3)
+        return blocks.reshape(-1, *blocks.shape[3:])[mx.array(order, mx.int32)]
+
+
+def packing_of(
+    module: Module, weight: np.ndarray, block: tuple[int, int], taps: tuple[int, ...]
+) -> Packing | None:
+    """How a layer is packed that keeps `weight` (Co, len(taps), Ci), True where not 0; None: it stays dense.
+
+    Dense stay transposed, grouped and normalized convolutions, submanifold ones with a padding of their own,
+    and layers without a block of zeros.
+    """
+    if not _packs(module):
+        return None
+    size = _size(module)
+    (bo, bi), (co, ci) = block, (weight.shape[0], weight.shape[-1])
+    rows, cols = -(-co // bo), -(-ci // bi)
+    padded = np.zeros((rows * bo, len(taps), cols * bi), bool)
+    padded[:co, :, :ci] = weight
+    some: np.ndarray = np.asarray(padded.reshape(rows, bo, len(taps), cols, bi).any(axis=(1, 4)))
+    if some.all():
+        return None
+    if not some.any():
+        some[0, 0, 0] = True
+    mask = np.zeros((rows, math.prod(size), cols), bool)
+    mask[:, list(taps)] = some
+    return Packing(block, mask, taps, size, (co, ci), isinstance(module, LINEAR))
+
+
+def _packs(module: Module) -> bool:
+    if isinstance(module, LINEAR):
+        return True
+    if isinstance(module, NormalizedConv3d) or getattr(module, "groups", 1) != 1:
+        return False
+    return isinstance(module, nn.Conv3d) or (isinstance(module, nn.SubmConv3d) and module.padding is None)
+
+
+def _size(module: Module) -> tuple[int, ...]:
+    taps = getattr(module, "_taps", None)
+    return tuple(module["weight"].shape[1:-1]) if taps is None else taps.kernel_size
+
+
+def packed(module: Module, packing: Packing) -> Module:
+    """The block-sparse layer in place of `module`; its weight is still to be set."""
+    (co, ci), (bo, bi) = packing.channels, packing.block
+    if isinstance(module, LINEAR):
+        layer: Module = BlockSparseLinear(ci, co, (bi, bo), packing.mask[:, 0].T, bias="bias" in module)
+    else:
+        layout = packing.mask.reshape(packing.mask.shape[0], *packing.size, packing.mask.shape[2])
+        strided = isinstance(module, nn.Conv3d)
+        layer = BlockSparseConv3d(
+            ci, co, packing.size, (bo, bi), layout,
+            stride=module.stride if strided else 1, padding=module.padding if strided else None,
+            dilation=module.dilation, support=module.support if strided else "touched", bias="bias" in module,
+        )  # fmt: skip
+    layer._packing = packing
+    layer._training = module.training
+    return layer
+
+
+def to_json(module: Module) -> dict[str, Any] | None:
+    """Description of a packed layer for from_json; None of any other."""
+    packing: Packing | None = getattr(module, "_packing", None)
+    if packing is None:
+        return None
+    return {
+        "block": list(packing.block),
+        "grid": list(packing.mask.shape),
+        "mask": np.packbits(packing.mask).tobytes().hex(),
+        "channels": list(packing.channels),
+    }
+
+
+def from_json(module: Module, entry: dict[str, Any]) -> Module:
+    """The packed layer in place of a fresh dense one."""
+    grid = tuple(int(n) for n in entry["grid"])
+    bits = np.unpackbits(np.frombuffer(bytes.fromhex(entry["mask"]), np.uint8))
+    if len(bits) < math.prod(grid) or not _packs(module):
+        raise CheckpointError(f"a packed layer of the grid {grid} does not fit {type(module).__name__}")
+    mask = bits[: math.prod(grid)].reshape(grid).astype(bool)
+    block = (int(entry["block"][0]), int(entry["block"][1]))
+    channels = (int(entry["channels"][0]), int(entry["channels"][1]))
+    taps = tuple(range(grid[1]))
+    return packed(module, Packing(block, mask, taps, _size(module), channels, isinstance(module, LINEAR)))
+
+

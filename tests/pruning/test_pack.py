@@ -1,0 +1,124 @@
+"""Block pruning packs to BlockSparseConv3d and BlockSparseLinear: same values, state, JSON."""
+
+from __future__ import annotations
+
+import json
+
+import mlx.core as mx
+import mlx.nn
+import mlx.optimizers as optim
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from mlxsparse import SparseTensor, nn
+from mlxsparse.blocks import BlockSpec, Pruner, View, compress, restructure, structure_of
+from mlxsparse.blocks.flow import example
+from mlxsparse.blocksparse import BlockLayout, BlockSparseLinear
+from mlxsparse.errors import CheckpointError
+from mlxsparse.nn.block_conv import BlockSparseConv3d
+
+
+class Net(mlx.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.SubmConv3d(4, 8)
+        self.down = nn.Conv3d(8, 8, 2, 2)
+        self.b = nn.SubmConv3d(8, 12, bias=False)
+        self.up = nn.ConvTranspose3d(12, 8, 2, 2)
+        self.head = nn.Linear(8, 4)
+
+    def __call__(self, x: SparseTensor) -> SparseTensor:
+        y = self.a(x)
+        return self.head(self.up(self.b(self.down(y)), out=y))
+
+
+def net():
+    mx.random.seed(0)
+    return Net()
+
+
+def flat(tree):
+    return dict(tree_flatten(tree))
+
+
+def loss_of(model, x):
+    return (model(x).feats ** 2).mean()
+
+
+@pytest.mark.parametrize("block", [(4, 4), (2, 4), (4, 2)])
+@pytest.mark.parametrize("sparsity", [0.3, 0.6, 1.0])
+def test_packed_equals_masked(block, sparsity):
+    model = net()
+    x = example(model, 120)
+    Pruner("blocks", sparsity, block=block).attach(model)
+    small = compress(model, sample=x)
+    assert isinstance(small.b, BlockSparseConv3d) and isinstance(small.down, BlockSparseConv3d)
+    assert isinstance(small.up, nn.ConvTranspose3d)
+    assert small.b.weight.shape[1:] == block
+    expected = np.array(model(x).feats)
+    np.testing.assert_allclose(np.array(small(x).feats), expected, atol=1e-5)
+    size = sum(v.size for v in flat(small.parameters()).values())
+    assert size < sum(v.size for k, v in flat(model.parameters()).items() if not k.endswith("_keep"))
+    text = json.dumps(structure_of(small))
+    fresh = restructure(Net(), json.loads(text))
+    fresh.load_weights(tree_flatten(small.parameters()))
+    np.testing.assert_allclose(np.array(fresh(x).feats), np.array(small(x).feats), atol=1e-6)
+    broken = json.loads(text)
+    broken["b"]["packed"]["mask"] = ""
+    with pytest.raises(CheckpointError, match="'b'"):
+        restructure(Net(), broken)
+
+
+def test_state_goes_through_the_same_gather_and_training_goes_on_alike():
+    model, optimizer = net(), optim.Adam(0.01)
+    x = example(model, 80)
+    Pruner("blocks", 0.5, block=(4, 4)).attach(model)
+    step = mlx.nn.value_and_grad(model, loss_of)
+    for _ in range(3):
+        optimizer.update(model, step(model, x)[1])
+    other = optim.Adam(0.01)
+    other.state = dict(optimizer.state)
+    small = compress(model, optimizer=other, sample=x)
+    assert other.state["b"]["weight"]["m"].shape == small.b.weight.shape
+    for m, o in ((model, optimizer), (small, other)):
+        o.update(m, mlx.nn.value_and_grad(m, loss_of)(m, x)[1])
+    expected = np.array(model(x).feats)
+    np.testing.assert_allclose(np.array(small(x).feats), expected, atol=2e-4 * np.abs(expected).max())
+
+
+def test_channels_taps_and_blocks_together():
+    model = net()
+    x = example(model, 120)
+    Pruner("channels", 0.25).attach(model)
+    Pruner("offsets", 0.5).attach(model)
+    conv = model.b
+    keep = np.array(conv.weight_keep)
+    keep[:4, :, :, :, :4] = False
+    conv.weight_keep = mx.array(keep)
+    small = compress(model, sample=x, block=(3, 2))
+    assert isinstance(small.b, BlockSparseConv3d) and len(small.b._taps) < 27
+    np.testing.assert_allclose(np.array(small(x).feats), np.array(model(x).feats), atol=1e-5)
+
+
+def test_dense_linear_layers_pack_too_and_layouts_come_from_specs():
+    mx.random.seed(0)
+    layer = mlx.nn.Linear(8, 6)
+    model = Wrapped(layer)
+    spec = BlockSpec(View.of(model, "layer.weight"), (3, 4))
+    keep = mx.array([[True, False], [False, True]])
+    spec.keep_blocks(keep)
+    small = compress(model, sample=example(nn.SubmConv3d(8, 2), 20), block=(3, 4))
+    assert isinstance(small.layer, BlockSparseLinear) and small.layer.weight.shape == (2, 4, 3)
+    assert small.layer.layout == BlockLayout(np.array(keep).T, (4, 3), shape=(8, 6))
+    layout = BlockLayout.from_spec(spec, keep)
+    assert layout.nnz == 2 and layout.shape == (6, 8) and layout.block == (3, 4)
+
+
+class Wrapped(mlx.nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def __call__(self, x):
+        return self.layer(x.feats)
