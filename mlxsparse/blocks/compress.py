@@ -185,7 +185,7 @@ def _cuts(model: Module, sample: SparseTensor, block: tuple[int, int] | None) ->
         cuts.setdefault(path, Cut()).taps = tuple(kept.tolist())
     for path, module in layers:
         found = getattr(module, "_block", None) if block is None else block
-        if found is not None:
+        if found is not None and path:  # a model that is one layer has no place to put another in
             _find_blocks(module, cuts.get(path, Cut()), nonzero[path], found, cuts, path)
     return cuts
 

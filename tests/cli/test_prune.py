@@ -41,7 +41,13 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("structure", "options"), [("channels", ["--fold"]), ("channels", []), ("offsets", ["--exclude", "stem"])]
+    ("structure", "options"),
+    [
+        ("channels", ["--fold"]),
+        ("channels", []),
+        ("offsets", ["--exclude", "stem"]),
+        ("blocks", ["--block", "4"]),
+    ],
 )
 def test_prune_writes_a_smaller_network_that_segment_reads(trained, tmp_path, capsys, structure, options):
     cloud, weights = trained
@@ -58,6 +64,8 @@ def test_prune_writes_a_smaller_network_that_segment_reads(trained, tmp_path, ca
     model, _ = task.load(out)
     if structure == "offsets":
         assert model.encoder[0].layers[0].conv._taps is not None and model.stem.layers[0].conv._taps is None
+    elif structure == "blocks":
+        assert type(model.encoder[0].layers[0].conv).__name__ == "BlockSparseConv3d"
     else:
         assert model.stem.layers[0].conv.weight.shape[0] == 4
     assert main(["segment", cloud, "--weights", str(out), "-o", str(tmp_path / "labelled.laz")]) == 0
