@@ -28,15 +28,19 @@ def add_gathered(total: np.ndarray, target: np.ndarray, source: np.ndarray, rank
             total[row, c] += source[rank, c]
 
 
+@njit(inline="always")
+def _larger(current: float, value: float) -> float:
+    """As np.maximum: a NaN that is there stays, one that comes wins."""
+    return value if (value > current or value != value) and current == current else current
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
 def max_rows(best: np.ndarray, target: np.ndarray, source: np.ndarray, ranks: np.ndarray) -> None:
     channels = best.shape[1]
     for i in range(len(target)):
         row, rank = target[i], ranks[i]
         for c in range(channels):
-            value, current = source[rank, c], best[row, c]
-            # A NaN that is there stays; one that comes wins.
-            best[row, c] = value if (value > current or value != value) and current == current else current
+            best[row, c] = _larger(best[row, c], source[rank, c])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -188,8 +192,7 @@ def max_windows(
         for k in range(1, counts[o]):
             row = rows[starts[o] + k]
             for c in range(channels):
-                value, current = source[row, c], out[o, c]
-                out[o, c] = value if (value > current or value != value) and current == current else current
+                out[o, c] = _larger(out[o, c], source[row, c])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
