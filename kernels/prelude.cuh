@@ -8,6 +8,7 @@
 typedef unsigned int uint;
 typedef unsigned short ushort;
 typedef unsigned char uchar;
+typedef unsigned long long ulong;
 using bfloat = __nv_bfloat16;
 using bfloat16_t = __nv_bfloat16;
 using float16_t = __half;

@@ -94,9 +94,10 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
       return;
     }
     int l = int(tile_lane());
-    // Tensor cores cut off what TF32 sums lose, always towards zero: over a long chain that adds up. So fp32 gets a
-    // fresh fragment for each K, and an ordinary addition.
-    float part[MI][NI][4] = {};
+    // Tensor cores cut off what TF32 sums lose, always towards zero: over a long chain that adds up. So near-fp32 gets
+    // a fresh fragment for each K, and an ordinary addition.
+    constexpr bool fresh = sizeof(T) == 4 && EXACT == 1;
+    float part[fresh ? MI : 1][fresh ? NI : 1][4] = {};
 #pragma unroll
     for (int k = 0; k < K; k += KI) {
       uint fa[MI][4], fb[NI / 2][4];
@@ -104,10 +105,10 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
       for (int i = 0; i < MI; i++) load_a<LDA, TA>(fa[i], a, i, k, l);
 #pragma unroll
       for (int j = 0; j < NI / 2; j++) load_b<LDB, TB>(fb[j], b, 2 * j, k, l);
-      if constexpr (sizeof(T) == 4) dots(part, fa, fb);
+      if constexpr (fresh) dots(part, fa, fb);
       else dots(c, fa, fb);
     }
-    if constexpr (sizeof(T) == 4) {
+    if constexpr (fresh) {
 #pragma unroll
       for (int i = 0; i < MI; i++)
 #pragma unroll
@@ -116,19 +117,36 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
           for (int e = 0; e < 4; e++) c[i][j][e] += part[i][j][e];
     }
   }
-  // fp32 without tensor cores: each lane computes the elements that it holds
+  // fp32 without tensor cores: each lane computes the elements that it holds, four k at a time where they are contiguous
   template <int K, int LDA, bool TA, int LDB, bool TB> METAL_FUNC void multiply_add(const T* a, const T* b) {
-    for (int k = 0; k < K; k++)
+#pragma unroll 2
+    for (int k = 0; k < K; k += 4) {
+      float left[ROWS][4], right[COLS][2][4];
 #pragma unroll
-      for (int i = 0; i < ROWS; i++)
+      for (int i = 0; i < ROWS; i++) {
+        if constexpr (!TA) *(float4*)left[i] = *(const float4*)((const float*)a + row(i) * LDA + k);
+        else
 #pragma unroll
-        for (int j = 0; j < COLS; j++)
+          for (int q = 0; q < 4; q++) left[i][q] = float(a[(k + q) * LDA + row(i)]);
+      }
 #pragma unroll
-          for (int e = 0; e < 2; e++) {
-            float left = float(TA ? a[k * LDA + row(i)] : a[row(i) * LDA + k]);
-            float right = float(TB ? b[(col(j) + e) * LDB + k] : b[k * LDB + col(j) + e]);
-            c[i / 2][j][(i & 1) * 2 + e] += left * right;
-          }
+      for (int j = 0; j < COLS; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          if constexpr (TB) *(float4*)right[j][e] = *(const float4*)((const float*)b + (col(j) + e) * LDB + k);
+          else
+#pragma unroll
+            for (int q = 0; q < 4; q++) right[j][e][q] = float(b[(k + q) * LDB + col(j) + e]);
+        }
+#pragma unroll
+      for (int q = 0; q < 4; q++)
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+#pragma unroll
+          for (int j = 0; j < COLS; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) c[i / 2][j][(i & 1) * 2 + e] += left[i][q] * right[j][e][q];
+    }
   }
   static METAL_FUNC void dots(float (&sum)[MI][NI][4], uint (&fa)[MI][4], uint (&fb)[NI / 2][4]) {
     if constexpr (sizeof(T) == 4) {
@@ -169,4 +187,37 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
   METAL_FUNC float get(int i, int j, int e) const { return c[i / 2][j][(i & 1) * 2 + e]; }
 };
 
+template <typename T, int COUNT, bool REUSE = false> struct tile_copy {
+  METAL_FUNC void fetch(int, T* dst, const T* src, bool ok) {
+    int n = ok ? 16 : 0;
+    if constexpr (REUSE)
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(tile_addr(dst)), "l"(src), "r"(n) : "memory");
+    else asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(tile_addr(dst)), "l"(src), "r"(n) : "memory");
+  }
+  METAL_FUNC void land() {}
+};
+METAL_FUNC void tile_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> METAL_FUNC void tile_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+template <typename T> METAL_FUNC bool tile_aligned(const T* p) { return (size_t(p) & 15) == 0; }
+METAL_FUNC void tile_put2(float* p, float x, float y, bool aligned) {
+  if (aligned) *(float2*)p = make_float2(x, y);
+  else {
+    p[0] = x;
+    p[1] = y;
+  }
+}
+METAL_FUNC void tile_put2(__half* p, float x, float y, bool aligned) {
+  if (aligned) *(__half2*)p = __floats2half2_rn(x, y);
+  else {
+    p[0] = __half(x);
+    p[1] = __half(y);
+  }
+}
+METAL_FUNC void tile_put2(__nv_bfloat16* p, float x, float y, bool aligned) {
+  if (aligned) *(__nv_bfloat162*)p = __floats2bfloat162_rn(x, y);
+  else {
+    p[0] = __nv_bfloat16(x);
+    p[1] = __nv_bfloat16(y);
+  }
+}
 #define TILE_UNROLL _Pragma("unroll")

@@ -1,5 +1,6 @@
-// Matrix tiles of one simdgroup (a CUDA warp). One interface, two bodies: simdgroup_matrix on Metal (below), mma.sync and
-// ldmatrix on CUDA (tile.cuh, which follows the prelude and defines TILE_CUDA).
+// Matrix tiles of one simdgroup (a CUDA warp), and copies from device to threadgroup memory. One interface, two bodies:
+// simdgroup_matrix on Metal (below), mma.sync, ldmatrix and cp.async on CUDA (tile.cuh, which follows the prelude and
+// defines TILE_CUDA).
 //
 //   tile_ld<T>(cols, k_rows)      padded row length of a matrix in threadgroup memory (16-byte rows, no bank conflicts);
 //                                 k_rows: rows run along the reduction axis
@@ -9,6 +10,14 @@
 //                                 A is stored [m][k] (TA = false) or [k][m] (TA = true)
 //                                 B is stored [k][n] (TB = false) or [n][k] (TB = true)
 //     .ROWS, .COLS, .row(i), .col(j), .get(i, j, e)   the lane holds ROWS x COLS pairs: elements (row(i), col(j) + e), e = 0, 1
+//   tile_copy<T, COUNT, REUSE>    COUNT copies of 16 bytes in flight per thread
+//                                 REUSE: other threadgroups of this core read the same lines soon (CUDA: kept in L1)
+//     .fetch(i, dst, src, ok)     starts copy i; writes zeros where !ok (src is then not read)
+//     .land()                     finishes this thread's copies on Metal (after the multiplication); CUDA's land by themselves
+//   tile_commit(), tile_wait<N>() close a group of copies; wait until at most N younger groups are open. A
+//                                 threadgroup_barrier must follow tile_wait before other threads' data is read.
+//   tile_aligned(p)               16-byte copies from p on are allowed: a view may start anywhere in its buffer
+//   tile_put2(p, x, y, aligned)   two neighbouring outputs; aligned: p is a multiple of two elements
 // EXACT (fp32 on CUDA; Metal is always fp32): 0 one TF32 product (10-bit mantissa), 1 three TF32 products (near fp32),
 // 2 fp32 multiply-adds.
 #ifndef TILE_CUDA
@@ -59,4 +68,25 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
   METAL_FUNC int col(int j) const { return j * 8 + fn; }
   METAL_FUNC float get(int i, int j, int e) { return c[i * NI + j].thread_elements()[e]; }
 };
+
+// Loads wait in registers while the simdgroup multiplies.
+template <typename T, int COUNT, bool REUSE = false> struct tile_copy {
+  uint4 v[COUNT];
+  threadgroup T* to[COUNT];
+  METAL_FUNC void fetch(int i, threadgroup T* dst, const device T* src, bool ok) {
+    to[i] = dst;
+    v[i] = ok ? *(const device uint4*)src : uint4(0);
+  }
+  METAL_FUNC void land() {
+    TILE_UNROLL
+    for (int i = 0; i < COUNT; i++) *(threadgroup uint4*)to[i] = v[i];
+  }
+};
+METAL_FUNC void tile_commit() {}
+template <int N> METAL_FUNC void tile_wait() {}
+template <typename T> METAL_FUNC bool tile_aligned(const device T* p) { return (size_t(p) & 15) == 0; }
+template <typename T> METAL_FUNC void tile_put2(device T* p, float x, float y, bool aligned) {
+  p[0] = T(x);
+  p[1] = T(y);
+}
 #endif

@@ -22,7 +22,7 @@ MAX_RUNS = 64
 FP32_MODES = {"tf32": 0, "": 1, "near": 1, "exact": 2}
 
 
-def _exact(dtype: mx.Dtype) -> int:
+def fp32_mode(dtype: mx.Dtype) -> int:
     """How CUDA multiplies float32 (kernels/tile.h): MLXSPARSE_FP32 = near (default), exact or tf32."""
     mode = os.environ.get("MLXSPARSE_FP32", "")
     if mode not in FP32_MODES:
@@ -101,7 +101,7 @@ def _gemm(
     grid = (blocks(m, BM), blocks(outs, BN), groups)
     shape = (m, groups * outs)
     inputs = [x, w, start, nbr]
-    exact = _exact(x.dtype)
+    exact = fp32_mode(x.dtype)
     return launch("conv", inputs, dims, [shape], grid, THREADS, dtype=x.dtype, EXACT=exact)[0]
 
 
@@ -127,7 +127,7 @@ def conv_weight_grad(ct: mx.array, x: mx.array, nbr: mx.array, *, groups: int = 
     dims = [x.shape[0], m, taps, red, outs, groups, rows, along_red, tiles]
     grid = (runs, taps, groups * tiles)
     shape = (runs, co, taps, red)
-    exact = _exact(x.dtype)
+    exact = fp32_mode(x.dtype)
     parts = launch(
         "conv_weight_grad", [ct, x, nbr], dims, [shape], grid, THREADS, dtype=x.dtype, EXACT=exact
     )[0]

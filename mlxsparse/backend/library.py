@@ -76,6 +76,18 @@ KERNELS: dict[str, Kernel] = {
     "conv_weight_grad": Kernel(
         {"ct": _T, "x": _T, "nbr": _I}, {"parts": _F}, ("tile.h",), ("T", "EXACT")
     ),
+    "conv_tiles": Kernel(
+        {"x": _T, "weight": _T, "bias": _F, "nbr": _I, "rows": _I, "masks": _U},
+        {"y": _T},
+        ("tile.h",),
+        ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES", "KEEP", "GRAD"),
+    ),
+    "conv_tiles_grad": Kernel(
+        {"ct": _T, "x": _T, "nbr": _I, "rows": _I, "masks": _U},
+        {"parts": _F},
+        ("tile.h",),
+        ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES"),
+    ),
     "coord_hash_insert": Kernel({"coords": _I}, {"table": _U}, _HASH),
     "coord_hash_lookup": Kernel({"coords": _I, "table": _U, "queries": _I}, {"rows": _I}, _HASH),
     "gather_sum": Kernel(
@@ -92,6 +104,8 @@ KERNELS: dict[str, Kernel] = {
         {"x": _T, "order": _I, "ptr": _I, "weight": _F}, {"y": _F, "winner": _I}, _ROWS, ("T",)
     ),
     "sum_parts": Kernel({"parts": _F}, {"y": _T}, (), ("T",)),
+    "tap_keys": Kernel({"nbr": _I, "bit": _I}, {"keys": _U}),
+    "tap_tiles": Kernel({"nbr": _I, "order": _I}, {"tiled": _I, "rows": _I, "masks": _U}),
     "winner_grad": Kernel({"ct": _T, "winner": _I, "group": _I}, {"dx": _T}, _ROWS, ("T",)),
 }  # fmt: skip
 
@@ -122,31 +136,44 @@ def header(kernel: Kernel) -> str:
 
 Factory = Callable[..., Any]
 _THREADGROUP = re.compile(r"^([ \t]*)threadgroup[ \t]+([\w:<>, \t]+?[ \t]+\w+[ \t]*\[[^;\n]*\][ \t]*;)", re.M)
+_SIZED = re.compile(r"^([ \t]*)threadgroup[ \t]+([\w:<>, \t]+?[ \t]+\w+)[ \t]*\[[^;\n]*\][ \t]*;", re.M)
+STATIC_BYTES = 48 * 1024  # of threadgroup memory of a CUDA kernel whose arrays have a fixed size
 
 
-def _metal(name: str, input_names: list[str], output_names: list[str], source: str, header: str) -> Any:
+def _metal(
+    name: str, input_names: list[str], output_names: list[str], source: str, header: str, group_bytes: int = 0
+) -> Any:
     return mx.fast.metal_kernel(
         name=name, input_names=input_names, output_names=output_names, source=source, header=header
     )
-
-
-def shared_memory(body: str) -> str:
-    """A kernel's body with its `threadgroup T x[N];` as CUDA's shared memory."""
-    return _THREADGROUP.sub(r"\1__shared__ \2", body)
 
 
 def cuda_prelude() -> str:
     return text("prelude.cuh") + text("tile.cuh") + text("stage.cuh")
 
 
-def _cuda(name: str, input_names: list[str], output_names: list[str], source: str, header: str) -> Any:
+def _cuda(
+    name: str, input_names: list[str], output_names: list[str], source: str, header: str, group_bytes: int = 0
+) -> Any:
+    dynamic = group_bytes > STATIC_BYTES
     return mx.fast.cuda_kernel(
-        name=name,
+        name=f"{name}_{group_bytes}" if dynamic else name,
         input_names=input_names,
         output_names=output_names,
-        source=shared_memory(source),
+        source=shared_memory(source, dynamic),
         header=cuda_prelude() + header,
+        **({"shared_memory": group_bytes} if dynamic else {}),
     )
+
+
+def shared_memory(body: str, dynamic: bool = False) -> str:
+    """A kernel's body with its `threadgroup T x[N];` as CUDA's shared memory.
+
+    dynamic: its one array is as large as the launch says, which can be more than STATIC_BYTES.
+    """
+    if dynamic:
+        return _SIZED.sub(r"\1extern __shared__ \2[];", body)
+    return _THREADGROUP.sub(r"\1__shared__ \2", body)
 
 
 _forced: Factory | None = None
@@ -165,6 +192,11 @@ def factory() -> Factory:
     )
 
 
+def on_cuda() -> bool:
+    """Whether kernels run through CUDA."""
+    return factory() is _cuda
+
+
 @contextlib.contextmanager
 def using(make: Factory) -> Iterator[None]:
     """Launch kernels through `make` (mx.fast.metal_kernel's arguments): tests on a machine without a GPU."""
@@ -177,10 +209,11 @@ def using(make: Factory) -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=256)
-def _built(make: Factory, name: str) -> Any:
+def _built(make: Factory, name: str, group_bytes: int = 0) -> Any:
     kernel = KERNELS[name]
     inputs, outputs = [*kernel.inputs, "dims"], list(kernel.outputs)
-    return make(unique_name(name), inputs, outputs, text(f"{name}.metal"), header(kernel))
+    more = {"group_bytes": group_bytes} if make is _cuda else {}
+    return make(unique_name(name), inputs, outputs, text(f"{name}.metal"), header(kernel), **more)
 
 
 def unique_name(name: str) -> str:
@@ -207,12 +240,14 @@ def launch(
     *,
     dtype: mx.Dtype | None = None,
     init: float | None = None,
+    group_bytes: int = 0,
     **template: int,
 ) -> list[mx.array]:
     """Run kernel `name` on `groups` threadgroups of `threads` threads; arrays of `shapes`.
 
     inputs: as KERNELS lists them, without dims. dims: the kernel's sizes, integers or 0-d int32 arrays.
     dtype: the template parameter T. init: what every output holds before, and where nothing is launched.
+    group_bytes: threadgroup memory, where it can pass STATIC_BYTES on CUDA.
     """
     kernel = KERNELS[name]
     _check_inputs(name, kernel, inputs, dtype)
@@ -232,7 +267,7 @@ def launch(
     make = factory()
     trace(f"kernel {name} {_described(values)}", once=True)
     # Metal has no buffer of no elements: an empty output is one element that nobody reads.
-    outputs: list[mx.array] = _built(make, name)(
+    outputs: list[mx.array] = _built(make, name, group_bytes if group_bytes > STATIC_BYTES else 0)(
         inputs=[*(_padded(a) for a in inputs), _dims(name, dims)],
         output_shapes=[tuple(shape) if math.prod(shape) else (1,) for shape in shapes],
         output_dtypes=types,

@@ -14,17 +14,11 @@ from mlxsparse.backend import library
 from tools.metalcheck import toolchain
 from tools.metalcheck.executor import Mode, metal_kernel_factory
 
-from . import cases_attend, cases_blocks, cases_conv, cases_coords, cases_rows
+from . import cases_conv, cases_coords, cases_rows, cases_tiles
 
 LACKING = toolchain.missing()
 pytestmark = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
-CASES = {
-    **cases_attend.CASES,
-    **cases_blocks.CASES,
-    **cases_coords.CASES,
-    **cases_conv.CASES,
-    **cases_rows.CASES,
-}
+CASES = {**cases_coords.CASES, **cases_conv.CASES, **{f"tiles-{n}": c for n, c in cases_tiles.CASES.items()}, **cases_rows.CASES}
 FACTORIES = [metal_kernel_factory(Mode(seed=seed)) for seed in (0, 1)]
 
 

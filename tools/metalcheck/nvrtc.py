@@ -12,9 +12,7 @@ import pathlib
 import sys
 from collections.abc import Iterator
 
-import mlx.core as mx
-
-from mlxsparse.backend import kernel_blocks, library
+from mlxsparse.backend import kernel_tiles, library
 
 WHEELS = "nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
 ARCHITECTURES = ("sm_80", "sm_90")
@@ -35,40 +33,36 @@ def sources() -> Iterator[tuple[str, str]]:
         for kind, exact in itertools.product(floats, modes):
             if exact and kind != "float":
                 continue
-            yield from _texts(name, kernel, kind, exact)
+            for values in shapes(name, 4 if kind == "float" else 2):
+                yield source(name, kernel, kind, {**values, "EXACT": exact})
 
 
-def _texts(name: str, kernel: library.Kernel, kind: str, exact: int) -> Iterator[tuple[str, str]]:
-    for sizes in _sizes(name, library.FLOATS[0 if kind == "float" else 1]):
-        arrays = [f"const {_TYPES.get(t, kind)}* {n}" for n, t in kernel.inputs.items()]
-        arrays += ["const int* dims", *(f"{_TYPES.get(t, kind)}* {n}" for n, t in kernel.outputs.items())]
-        body = library.shared_memory(library.text(f"{name}.metal"))
-        text = (  # as MLX builds it
-            _INCLUDES
-            + library.cuda_prelude()
-            + library.header(kernel)
-            + f"\nnamespace mlx::core::cu {{\n__global__ void kernel({', '.join(arrays)}) {{\n"
-            + (f"  constexpr int EXACT = {exact};\n" if "EXACT" in kernel.template else "")
-            + (f"  using T = {kind};\n" if "T" in kernel.template else "")
-            + "".join(f"  constexpr int {n} = {v};\n" for n, v in sizes.items())
-            + body
-            + "\n}\n}\n"
-        )
-        yield f"{name}[{kind}, {exact}{''.join(f', {n}={v}' for n, v in sizes.items())}]", text
+def shapes(name: str, itemsize: int) -> Iterator[dict[str, int]]:
+    """Template values besides T and EXACT."""
+    if name not in ("conv_tiles", "conv_tiles_grad"):
+        yield {}
+        return
+    table = kernel_tiles.FORWARD if name == "conv_tiles" else kernel_tiles.WEIGHT_GRAD
+    for _, tile in table[True, itemsize]:
+        for grad in range(2 if name == "conv_tiles" else 1):
+            yield {**tile._asdict(), "GRAD": grad}
 
 
-def _sizes(name: str, dtype: mx.Dtype) -> list[dict[str, int]]:
-    """Template values besides T and EXACT, as they are on a GPU of NVIDIA."""
-    if name == "block_gemm":
-        found = []
-        for mode, ta, tb in [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0), (2, 0, 0), (2, 1, 1)]:
-            tile = kernel_blocks.tile_of(mode, 64, dtype, bool(tb if mode != 1 else not ta), cuda=True)
-            found.append({"MODE": mode, "TA": ta, "TB": tb, "SUB": 64, **tile.sizes()})
-        return found
-    if name == "block_attend":
-        tiles = [kernel_blocks.attention_tile(dim, 128, dtype, cuda=True) for dim in (32, 64, 128)]
-        return [tile.sizes() for tile in tiles if tile is not None]
-    return [{}]
+def source(name: str, kernel: library.Kernel, kind: str, values: dict[str, int]) -> tuple[str, str]:
+    arrays = [f"const {_TYPES.get(t, kind)}* {n}" for n, t in kernel.inputs.items()]
+    arrays += ["const int* dims", *(f"{_TYPES.get(t, kind)}* {n}" for n, t in kernel.outputs.items())]
+    constants = [f"  constexpr int {p} = {values[p]};\n" for p in kernel.template if p != "T"]
+    text = (  # as MLX builds it; dynamic, since a fixed array is limited to 48 KB
+        _INCLUDES
+        + library.cuda_prelude()
+        + library.header(kernel)
+        + f"\nnamespace mlx::core::cu {{\n__global__ void kernel({', '.join(arrays)}) {{\n"
+        + "".join(constants)
+        + (f"  using T = {kind};\n" if "T" in kernel.template else "")
+        + library.shared_memory(library.text(f"{name}.metal"), dynamic="BM" in kernel.template)
+        + "\n}\n}\n"
+    )
+    return f"{name}[{kind}, {values}]", text
 
 
 def _find(pattern: str) -> list[pathlib.Path]:

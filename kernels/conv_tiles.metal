@@ -1,0 +1,154 @@
+// Convolution over ordered rows (tap_tiles): y[o] = bias + sum over taps t of W[t] x[nbr[t, o]], fp32 sums.
+// A tile is BM places; only taps that one of its rows has are computed. GRAD = 1: the input gradient, W transposed.
+// in: x[N, RED] T, weight[*, K, WL] T, bias[OUT] float32, nbr[K, P], rows[P], masks[P / 32, words of 32 taps] (tap_tiles)
+//     dims = {N, M, P, K, RED, OUT, WL, flip, has bias, active, plain}; RED and WL are multiples of 16 bytes
+//     GRAD = 0: weight[OUT, K, RED]; 1: weight[RED, K, WL >= OUT]. flip: tap t of the map uses weight K - 1 - t
+//     plain: as if x were not aligned to 16 bytes
+// out: y[M, OUT] T; rows at and past `active` are 0.   grid (32 WM WN * P / BM, ceil(OUT / BN), 1)
+// template: T; BM, BN, BK tile sizes; WM x WN simdgroups; STAGES >= 2 buffers; KEEP: 1 x, 2 weight, 3 both stay in L1
+//     (CUDA); GRAD; EXACT (tile.h)
+constexpr int NT = 32 * WM * WN;
+constexpr int VEC = 16 / int(sizeof(T));
+constexpr int LDA = tile_ld<T>(BK, false);
+constexpr int LDB = GRAD ? tile_ld<T>(BN, true) : tile_ld<T>(BK, false);
+constexpr int BROWS = GRAD ? BK : BN;
+constexpr int BCOLS = GRAD ? BN : BK;
+constexpr int ASIZE = BM * LDA;
+constexpr int BSIZE = BROWS * LDB;
+constexpr int AC = BK / VEC; // copies of a row, rows of a pass, passes
+constexpr int AR = NT / AC;
+constexpr int AN = BM / AR;
+constexpr int BC = BCOLS / VEC;
+constexpr int BR = NT / BC;
+constexpr int BP = BROWS / BR;
+static_assert(STAGES >= 2 && BM % AR == 0 && BROWS % BR == 0 && AN > 0 && BP > 0, "threads copy equally often");
+threadgroup uint4 smem[STAGES * (ASIZE + BSIZE) * int(sizeof(T)) / 16];
+threadgroup T* As = (threadgroup T*)smem;
+threadgroup T* Bs = As + STAGES * ASIZE;
+int rows_in = dims[0], rows_out = dims[1], places = dims[2], K = dims[3], RED = dims[4], OUT = dims[5], WL = dims[6];
+int words = (K + 31) / 32;
+int rvec = RED / VEC; // offsets count copies, so that 32 bits reach far enough
+int tid = int(thread_index_in_threadgroup);
+int sg = int(simdgroup_index_in_threadgroup);
+int place0 = int(threadgroup_position_in_grid.x) * BM;
+int col0 = int(threadgroup_position_in_grid.y) * BN;
+int sm = (sg / WN) * (BM / WM), sn = (sg % WN) * (BN / WN);
+int ar = tid / AC, ac = tid % AC * VEC;
+int br = tid / BC, bc = tid % BC * VEC;
+const device uint* mask = masks + size_t(place0 / 32) * size_t(words);
+int blocks = 0; // taps of this tile
+for (int w = 0; w < words; w++) {
+  uint bits = 0u;
+  TILE_UNROLL
+  for (int g = 0; g < BM / 32; g++) bits |= mask[g * words + w];
+  blocks += int(popcount(bits));
+}
+int chunks = (RED + BK - 1) / BK;
+bool fast = dims[10] == 0 && tile_aligned(x) && tile_aligned(weight); // else plain sums at the end, slow and right
+int steps = fast ? blocks * chunks : 0;
+tile_mma<T, BM / WM, BN / WN, EXACT> acc;
+acc.clear(thread_index_in_simdgroup);
+tile_copy<T, AN, (KEEP & 1) != 0> ca;
+tile_copy<T, BP, (KEEP & 2) != 0> cb;
+int idx[AN], nxt[AN];       // offsets of the rows being copied; rows of the next tap
+int tap = 0, ntap = -1;     // tap being copied; the next one, -1 before the first
+int word = -1;              // of the masks, and what is left of it
+uint left = 0u;
+int pc = 0, fetched = -1;   // producer: channel chunk; taps fetched so far
+int put = 0, get = 0;       // buffers written and read in this step
+for (int it = -STAGES; it < steps; it++) {
+  int ahead = it + STAGES - 1; // this step is copied now, while step `it` is multiplied
+  bool more = ahead >= 0 && ahead < steps;
+  if (it >= 0) {
+    tile_wait<STAGES - 2>();
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  if (more && pc == 0) {
+    TILE_UNROLL
+    for (int i = 0; i < AN; i++) idx[i] = nxt[i] < 0 ? -1 : nxt[i] * rvec;
+    tap = dims[7] != 0 ? K - 1 - ntap : ntap;
+  }
+  if ((more ? pc == 0 : ahead < 0) && fetched + 1 < blocks) { // row numbers of the next tap are read a tap early
+    fetched += 1;
+    while (left == 0u && word + 1 < words) {
+      word += 1;
+      TILE_UNROLL
+      for (int g = 0; g < BM / 32; g++) left |= mask[g * words + word];
+    }
+    ntap = word * 32 + int(popcount((left & (0u - left)) - 1u));
+    left &= left - 1u;
+    TILE_UNROLL
+    for (int i = 0; i < AN; i++) {
+      int j = nbr[size_t(ntap) * size_t(places) + size_t(place0 + ar + i * AR)];
+      nxt[i] = j < rows_in ? j : -1;
+    }
+  }
+  if (more) {
+    int c = pc * BK;
+    threadgroup T* at = As + put * ASIZE;
+    threadgroup T* bt = Bs + put * BSIZE;
+    TILE_UNROLL
+    for (int i = 0; i < AN; i++) {
+      bool ok = idx[i] >= 0 && c + ac < RED;
+      ca.fetch(i, at + (ar + i * AR) * LDA + ac, x + size_t(ok ? idx[i] + (c + ac) / VEC : 0) * size_t(VEC), ok);
+    }
+    TILE_UNROLL
+    for (int i = 0; i < BP; i++) {
+      int r = br + i * BR;
+      bool ok = GRAD ? c + r < RED && col0 + bc < WL : col0 + r < OUT && c + bc < RED;
+      int from = GRAD ? ((c + r) * K + tap) * WL + col0 + bc : ((col0 + r) * K + tap) * WL + c + bc;
+      cb.fetch(i, bt + r * LDB + bc, weight + (ok ? from : 0), ok);
+    }
+    pc = pc + 1 == chunks ? 0 : pc + 1;
+  }
+  if (ahead >= 0) {
+    tile_commit();
+    if (it >= 0) {
+      acc.template mma<BK, LDA, false, LDB, !GRAD>(As + get * ASIZE + sm * LDA, Bs + get * BSIZE + (GRAD ? sn : sn * LDB));
+      get = get + 1 == STAGES ? 0 : get + 1;
+    }
+    put = put + 1 == STAGES ? 0 : put + 1;
+    if (more) {
+      ca.land();
+      cb.land();
+    }
+  }
+}
+bool even = OUT % 2 == 0;
+TILE_UNROLL
+for (int i = 0; i < acc.ROWS; i++) {
+  int o = rows[place0 + sm + acc.row(i)];
+  if (fast && o >= 0 && o < rows_out) {
+    bool live = o < dims[9];
+    device T* to = y + size_t(o) * size_t(OUT);
+    TILE_UNROLL
+    for (int j = 0; j < acc.COLS; j++) {
+      int c = col0 + sn + acc.col(j);
+      float first = acc.get(i, j, 0), second = acc.get(i, j, 1);
+      if (dims[8] != 0) {
+        if (c < OUT) first += bias[c];
+        if (c + 1 < OUT) second += bias[c + 1];
+      }
+      if (!live) first = second = 0.0f;
+      if (c + 1 < OUT) tile_put2(to + c, first, second, even);
+      else if (c < OUT) to[c] = T(first);
+    }
+  }
+}
+if (!fast) {
+  for (int e = tid; e < BM * BN; e += NT) {
+    int place = place0 + e / BN, o = rows[place], c = col0 + e % BN;
+    if (o >= 0 && o < rows_out && c < OUT) {
+      float sum = 0.0f;
+      for (int t = 0; t < K; t++) {
+        int j = nbr[size_t(t) * size_t(places) + size_t(place)], wt = dims[7] != 0 ? K - 1 - t : t;
+        if (j >= 0 && j < rows_in)
+          for (int r = 0; r < RED; r++)
+            sum += float(x[size_t(j) * size_t(RED) + size_t(r)]) *
+                   float(weight[GRAD ? (r * K + wt) * WL + c : (c * K + wt) * WL + r]);
+      }
+      if (dims[8] != 0) sum += bias[c];
+      y[size_t(o) * size_t(OUT) + size_t(c)] = T(o < dims[9] ? sum : 0.0f);
+    }
+  }
+}

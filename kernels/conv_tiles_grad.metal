@@ -1,0 +1,134 @@
+// Weight gradient over ordered rows (tap_tiles): partial sums over runs of places, fp32; sum_parts adds them in order.
+// Only pieces of BK places in which a row has the tap are computed.
+// in: ct[M, OUT] T, x[N, RED] T, nbr[K, P], rows[P], masks[P / 32, words of 32 taps] (tap_tiles)
+//     dims = {N, M, P, K, RED, OUT, places of a run (a multiple of BK), tiles along RED, plain}
+//     RED and OUT are multiples of 16 bytes; plain: as if x were not aligned to 16 bytes
+// out: parts[runs, OUT, K, RED] float32.   grid (32 WM WN * runs, K, tiles along OUT * tiles along RED)
+// template: T; BM x BN: tile of OUT x RED; BK, WM, WN, STAGES as in conv_tiles; EXACT (tile.h)
+constexpr int NT = 32 * WM * WN;
+constexpr int VEC = 16 / int(sizeof(T));
+constexpr int LDA = tile_ld<T>(BM, true);
+constexpr int LDB = tile_ld<T>(BN, true);
+constexpr int ASIZE = BK * LDA;
+constexpr int BSIZE = BK * LDB;
+constexpr int AC = BM / VEC;
+constexpr int AR = NT / AC;
+constexpr int AN = BK / AR;
+constexpr int BC = BN / VEC;
+constexpr int BR = NT / BC;
+constexpr int BP = BK / BR;
+static_assert(STAGES >= 2 && BK % 32 == 0 && BK % AR == 0 && BK % BR == 0 && AN > 0 && BP > 0, "threads copy equally often");
+threadgroup uint4 smem[STAGES * (ASIZE + BSIZE) * int(sizeof(T)) / 16];
+threadgroup T* As = (threadgroup T*)smem;
+threadgroup T* Bs = As + STAGES * ASIZE;
+int rows_in = dims[0], rows_out = dims[1], places = dims[2], K = dims[3], RED = dims[4], OUT = dims[5];
+int words = (K + 31) / 32;
+int avec = OUT / VEC, bvec = RED / VEC;
+int tid = int(thread_index_in_threadgroup);
+int lane = int(thread_index_in_simdgroup);
+int sg = int(simdgroup_index_in_threadgroup);
+int run = int(threadgroup_position_in_grid.x);
+int tap = (int(threadgroup_position_in_grid.y) + K / 2) % K; // the middle tap, often the fullest, starts first
+int m0 = int(threadgroup_position_in_grid.z) / dims[7] * BM;
+int n0 = int(threadgroup_position_in_grid.z) % dims[7] * BN;
+int sm = (sg / WN) * (BM / WM), sn = (sg % WN) * (BN / WN);
+int ar = tid / AC, ac = m0 + tid % AC * VEC;
+int br = tid / BC, bc = n0 + tid % BC * VEC;
+bool fast = dims[8] == 0 && tile_aligned(ct) && tile_aligned(x); // else plain sums at the end, slow and right
+int first = run * dims[6], last = min(places, first + dims[6]);
+const device int* pairs = nbr + size_t(tap) * size_t(places);
+tile_mma<T, BM / WM, BN / WN, EXACT> acc;
+acc.clear(thread_index_in_simdgroup);
+tile_copy<T, AN> ca;
+tile_copy<T, BP> cb;
+int ia[AN], ib[BP];     // rows copied next: of ct and of x (-1: this pair does not exist)
+int base = first - 32 * BK; // pieces in sight: 32 from here on, one bit each
+uint left = 0u;
+int pending = -STAGES;  // steps until the first product
+bool ready = false;     // ia and ib hold a piece
+int open = 0;           // pieces copied and not yet multiplied
+int put = 0, get = 0;
+bool going = fast;
+for (; going; pending++) {
+  // The piece after the one that is copied now. All threads decide alike.
+  while (left == 0u && base + 32 * BK < last) {
+    base += 32 * BK;
+    int at = base + lane * BK;
+    uint any = 0u;
+    TILE_UNROLL
+    for (int g = 0; g < BK / 32; g++)
+      if (at + 32 * g < last) any |= masks[size_t(at / 32 + g) * size_t(words) + size_t(tap / 32)];
+    left = uint(ulong(simd_ballot((any >> uint(tap % 32) & 1u) != 0u)));
+  }
+  bool copying = ready;
+  if (pending >= 0) {
+    tile_wait<STAGES - 2>();
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  if (copying) {
+    TILE_UNROLL
+    for (int i = 0; i < AN; i++) {
+      bool ok = ia[i] >= 0 && ac < OUT;
+      ca.fetch(i, As + put * ASIZE + (ar + i * AR) * LDA + (ac - m0), ct + size_t(ok ? ia[i] * avec + ac / VEC : 0) * size_t(VEC), ok);
+    }
+    TILE_UNROLL
+    for (int i = 0; i < BP; i++) {
+      bool ok = ib[i] >= 0 && bc < RED;
+      cb.fetch(i, Bs + put * BSIZE + (br + i * BR) * LDB + (bc - n0), x + size_t(ok ? ib[i] * bvec + bc / VEC : 0) * size_t(VEC), ok);
+    }
+  }
+  if (pending > -STAGES) tile_commit();
+  ready = left != 0u;
+  if (ready) {
+    int at = base + int(popcount((left & (0u - left)) - 1u)) * BK;
+    left &= left - 1u;
+    TILE_UNROLL
+    for (int i = 0; i < AN; i++) {
+      int place = at + ar + i * AR;
+      int j = place < last ? pairs[place] : -1, o = place < last ? rows[place] : -1;
+      ia[i] = j >= 0 && j < rows_in && o < rows_out ? o : -1;
+    }
+    TILE_UNROLL
+    for (int i = 0; i < BP; i++) {
+      int place = at + br + i * BR;
+      int j = place < last ? pairs[place] : -1, o = place < last ? rows[place] : -1;
+      ib[i] = o >= 0 && o < rows_out && j < rows_in ? j : -1;
+    }
+  }
+  if (pending >= 0 && open > 0) {
+    acc.template mma<BK, LDA, true, LDB, false>(As + get * ASIZE + sm, Bs + get * BSIZE + sn);
+    get = get + 1 == STAGES ? 0 : get + 1;
+    open -= 1;
+  }
+  if (copying) {
+    ca.land();
+    cb.land();
+    put = put + 1 == STAGES ? 0 : put + 1;
+    open += 1;
+  }
+  going = ready || open > 0;
+}
+TILE_UNROLL
+for (int i = 0; i < acc.ROWS; i++) {
+  int m = m0 + sm + acc.row(i);
+  TILE_UNROLL
+  for (int j = 0; j < acc.COLS; j++) {
+    int n = n0 + sn + acc.col(j);
+    device float* to = parts + ((size_t(run) * size_t(OUT) + size_t(m)) * size_t(K) + size_t(tap)) * size_t(RED) + size_t(n);
+    if (fast && m < OUT && n < RED) tile_put2(to, acc.get(i, j, 0), acc.get(i, j, 1), true); // RED is even
+  }
+}
+if (!fast) {
+  for (int e = tid; e < BM * BN; e += NT) {
+    int m = m0 + e / BN, n = n0 + e % BN;
+    if (m < OUT && n < RED) {
+      float sum = 0.0f;
+      for (int place = first; place < last; place++) {
+        int j = pairs[place], o = rows[place];
+        if (j >= 0 && j < rows_in && o >= 0 && o < rows_out)
+          sum += float(ct[size_t(o) * size_t(OUT) + size_t(m)]) * float(x[size_t(j) * size_t(RED) + size_t(n)]);
+      }
+      parts[((size_t(run) * size_t(OUT) + size_t(m)) * size_t(K) + size_t(tap)) * size_t(RED) + size_t(n)] = sum;
+    }
+  }
+}

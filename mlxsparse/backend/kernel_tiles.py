@@ -1,0 +1,293 @@
+"""Fast convolution on the GPU: rows ordered so that tiles share taps, tensor-core tiles over them.
+
+A `TapTiles` is one side of a kernel map in that order, with the taps of every 32 places; it is made once per
+map on the device, without reading anything back. Channels are padded to 16 bytes. Sums run in fp32 in a fixed
+order and are rounded once.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import CapacityError, ShapeError
+from .kernel_conv import fp32_mode, sum_parts
+from .library import MAX_THREADS, blocks, check_array, filled, launch, on_cuda, unread
+
+PLACES = 256  # a multiple of every tile's rows
+WINDOW = 262_144  # rows that are ordered by taps together: their features stay near each other in memory
+KEY_BITS = 27  # taps that a sort key tells apart
+GRAD_GROUPS = 4096  # threadgroups that a weight gradient is divided into, at most
+GRAD_BYTES = 1 << 28  # of its partial sums, at most
+OFFSETS = 2**31  # copies of 16 bytes that a kernel can address
+
+
+class Tile(NamedTuple):
+    """Shape of a tile (kernels/conv_tiles.metal)."""
+
+    BM: int
+    BN: int
+    BK: int
+    WM: int
+    WN: int
+    STAGES: int
+    KEEP: int = 3
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.WM * self.WN
+
+
+# (output channels at most, tile) by backend and size of an element. CUDA: measured on an H100
+# (docs/benchmarks/gpu.md); Metal: 32 KB of threadgroup memory, not measured.
+FORWARD: dict[tuple[bool, int], list[tuple[int, Tile]]] = {
+    (True, 2): [
+        (32, Tile(128, 32, 32, 4, 1, 2, 3)),
+        (64, Tile(128, 64, 64, 2, 2, 2, 2)),
+        (1 << 30, Tile(128, 128, 64, 2, 2, 2, 3)),
+    ],
+    (True, 4): [
+        (32, Tile(128, 32, 32, 4, 1, 2, 3)),
+        (64, Tile(256, 64, 32, 4, 1, 2, 1)),
+        (1 << 30, Tile(128, 128, 32, 2, 2, 2, 3)),
+    ],
+    (False, 2): [(32, Tile(64, 32, 32, 4, 1, 2)), (1 << 30, Tile(64, 64, 32, 2, 2, 2))],
+    (False, 4): [(32, Tile(64, 32, 16, 4, 1, 2)), (1 << 30, Tile(64, 64, 16, 2, 2, 2))],
+}
+# BM x BN: output x input channels; BK: places. Chosen by the larger of the two.
+WEIGHT_GRAD: dict[tuple[bool, int], list[tuple[int, Tile]]] = {
+    (True, 2): [
+        (32, Tile(32, 32, 64, 2, 2, 4)),
+        (64, Tile(64, 64, 64, 2, 2, 2)),
+        (1 << 30, Tile(128, 128, 32, 2, 2, 2)),
+    ],
+    (True, 4): [(32, Tile(32, 32, 64, 2, 2, 2)), (1 << 30, Tile(64, 64, 32, 2, 2, 2))],
+    (False, 2): [(1 << 30, Tile(32, 32, 32, 2, 2, 2))],
+    (False, 4): [(1 << 30, Tile(32, 32, 32, 2, 2, 2))],
+}
+# What a caller chose instead: (weight gradient?, output channels) -> tile. Tuning and tests.
+chosen: dict[tuple[bool, int], Tile] = {}
+
+
+def tile_for(dtype: mx.Dtype, channels: int, *, weight: bool = False) -> Tile:
+    """The tile for `channels` output channels; for a weight gradient the larger channel count."""
+    table = WEIGHT_GRAD if weight else FORWARD
+    found = next(t for most, t in table[on_cuda(), dtype.size] if channels <= most)
+    return chosen.get((weight, channels), found)
+
+
+# ---------------------------------------------------------------- ordered maps
+
+
+class TapTiles(NamedTuple):
+    """One side of a kernel map, its rows ordered by the taps that they have."""
+
+    nbr: mx.array  # (T, P) int32 row read through each tap, -1 none
+    rows: mx.array  # (P,) int32 row of each place, -1 past the last
+    masks: mx.array  # (P / 32, ceil(T / 32)) uint32 taps of 32 places
+    sources: int  # rows on the other side
+    size: int  # rows on this side
+
+    @property
+    def taps(self) -> int:
+        return self.nbr.shape[0]
+
+    @property
+    def places(self) -> int:
+        return self.nbr.shape[1]
+
+
+@functools.lru_cache(maxsize=64)
+def _bits(size: tuple[int, ...]) -> mx.array:
+    """A sort bit for each tap of a kernel: taps far from the middle, which few rows have, get the high bits."""
+    taps = np.indices(size).reshape(len(size), -1)
+    middle = (np.array(size)[:, None] - 1) / 2
+    far = np.abs(taps - middle).sum(axis=0)
+    rank = np.empty(far.size, np.int64)
+    rank[np.argsort(far, kind="stable")] = np.arange(far.size)
+    fold = -(-far.size // KEY_BITS)
+    return mx.array((rank // fold).astype(np.int32))
+
+
+def tap_tiles(nbr: mx.array, sources: int, size: tuple[int, ...] | None = None) -> TapTiles:
+    """Order one side of a kernel map: nbr (T, M) int32, -1 where there is no pair.
+
+    sources: rows on the other side; a larger number in nbr is no pair. size: of the kernel, its product T.
+    """
+    check_array("nbr", nbr, 2, mx.int32)
+    taps, m = nbr.shape
+    places = blocks(m, PLACES) * PLACES
+    words = blocks(taps, 32)
+    if m == 0 or taps == 0:
+        return TapTiles(
+            filled((taps, 0), -1, mx.int32), filled((0,), -1, mx.int32), filled((0, words), 0, mx.uint32), sources, m
+        )
+    if taps == 1:  # nothing to tell apart
+        order = mx.arange(m, dtype=mx.int32)
+    else:
+        window = max(int(os.environ.get("MLXSPARSE_WINDOW", WINDOW)), blocks(m, 32))
+        bit = _bits(size if size is not None and int(np.prod(size)) == taps else (taps,))
+        groups = (blocks(m, MAX_THREADS), 1, 1)
+        keys = launch("tap_keys", [nbr, bit], [m, taps, window], [(m,)], groups)[0]
+        order = mx.argsort(keys).astype(mx.int32)
+    shapes = [(taps, places), (places,), (places // 32, words)]
+    tiled, rows, masks = launch(
+        "tap_tiles", [nbr, order], [sources, m, taps, places], shapes, (places // MAX_THREADS, words, 1)
+    )
+    return TapTiles(tiled, rows, masks, sources, m)
+
+
+# ---------------------------------------------------------------- products
+
+
+def _padded(a: mx.array, axis: int) -> mx.array:
+    """`a` with zeros at the end of an axis, so that it is a multiple of 16 bytes long."""
+    vector = 16 // a.dtype.size
+    lack = -a.shape[axis] % vector
+    if lack == 0:
+        return a
+    return mx.pad(a, [(0, lack if i == axis else 0) for i in range(a.ndim)])
+
+
+def _check_reach(name: str, rows: int, channels: int, itemsize: int) -> None:
+    if rows * channels * itemsize // 16 >= OFFSETS:
+        raise CapacityError(f"{name} holds {rows} x {channels} elements, more than a kernel can address; split it")
+
+
+def forward(
+    x: mx.array,
+    w: mx.array,
+    tiles: TapTiles,
+    bias: mx.array | None = None,
+    *,
+    active: int | mx.array | None = None,
+    plain: bool = False,
+) -> mx.array:
+    """y[o] = bias + sum over taps t of W[t] x[nbr[t, o]]: x (N, Ci), w (Co, T, Ci), bias (Co,) -> (M, Co).
+
+    Rows at and past `active` (default M) are 0. plain: as if x were not aligned to 16 bytes.
+    """
+    _check(x, w, tiles, w.shape[2])
+    return _product(_padded(x, 1), _padded(w, 2), w.shape[0], tiles, bias, active, grad=0, flip=0, plain=plain)
+
+
+def input_grad(
+    ct: mx.array, w: mx.array, tiles: TapTiles, *, flip: bool = False, plain: bool = False
+) -> mx.array:
+    """Gradient of x: ct (M, Co), w (Co, T, Ci), tiles of the input side -> (N, Ci).
+
+    flip: the tiles are those of the output side of a map that is symmetric under t -> T - 1 - t.
+    """
+    _check(ct, w, tiles, w.shape[0])
+    wide = _padded(_padded(w, 2), 0)
+    return _product(
+        _padded(ct, 1), wide, w.shape[2], tiles, None, None, grad=1, flip=int(flip), plain=plain
+    )
+
+
+def _check(x: mx.array, w: mx.array, tiles: TapTiles, channels: int) -> None:
+    check_array("x", x, 2)
+    check_array("weight", w, 3)
+    if w.shape[1] != tiles.taps:
+        raise ShapeError(f"weight {tuple(w.shape)} has {w.shape[1]} taps, the kernel map has {tiles.taps}")
+    if x.shape != (tiles.sources, channels):
+        raise ShapeError(
+            f"x has shape {tuple(x.shape)}, the map and weight {tuple(w.shape)} take {(tiles.sources, channels)}"
+        )
+
+
+def _product(
+    x: mx.array,
+    w: mx.array,
+    outs: int,
+    tiles: TapTiles,
+    bias: mx.array | None,
+    active: int | mx.array | None,
+    *,
+    grad: int,
+    flip: int,
+    plain: bool,
+) -> mx.array:
+    if bias is not None and bias.shape != (outs,):
+        raise ShapeError(f"bias has shape {tuple(bias.shape)}, wanted {(outs,)}")
+    n, red = x.shape
+    _check_reach("x", n, red, x.dtype.size)
+    if w.size >= OFFSETS:
+        raise CapacityError(f"weight {tuple(w.shape)} has more elements than a kernel can address; use groups")
+    tile = tile_for(x.dtype, outs)
+    exact = fp32_mode(x.dtype)
+    start = unread() if bias is None else bias.astype(mx.float32)
+    rows = tiles.size if active is None else active
+    dims = [n, tiles.size, tiles.places, tiles.taps, red, outs, w.shape[2], flip, int(bias is not None), rows]
+    return launch(
+        "conv_tiles",
+        [x, w, start, tiles.nbr, tiles.rows, tiles.masks],
+        [*dims, int(plain)],
+        [(tiles.size, outs)],
+        (tiles.places // tile.BM, blocks(outs, tile.BN), 1),
+        tile.threads,
+        dtype=x.dtype,
+        group_bytes=_bytes(x.dtype, tile.STAGES, (tile.BM, tile.BK), False, *_right(tile, grad)),
+        EXACT=exact,
+        GRAD=grad,
+        **tile._asdict(),
+    )[0]
+
+
+def _right(tile: Tile, grad: int) -> tuple[tuple[int, int], bool]:
+    return ((tile.BK, tile.BN), True) if grad else ((tile.BN, tile.BK), False)
+
+
+def _bytes(
+    dtype: mx.Dtype, stages: int, a: tuple[int, int], a_k: bool, b: tuple[int, int], b_k: bool
+) -> int:
+    """Threadgroup memory of the buffers of two tiles; mirrors tile_ld of kernels/tile.h."""
+
+    def length(columns: int, k_rows: bool) -> int:
+        return columns + (8 if dtype.size == 4 and k_rows else 16 // dtype.size)
+
+    return stages * dtype.size * (a[0] * length(a[1], a_k) + b[0] * length(b[1], b_k))
+
+
+def weight_grad(ct: mx.array, x: mx.array, tiles: TapTiles, *, plain: bool = False) -> mx.array:
+    """Gradient of w: (Co, T, Ci), from ct (M, Co) and x (N, Ci) of one dtype; tiles of the output side."""
+    check_array("ct", ct, 2)
+    check_array("x", x, 2)
+    if ct.shape[0] != tiles.size or x.shape[0] != tiles.sources:
+        raise ShapeError(
+            f"ct and x have {ct.shape[0]} and {x.shape[0]} rows, the map {tiles.size} and {tiles.sources}"
+        )
+    (co, ci), taps = (ct.shape[1], x.shape[1]), tiles.taps
+    left, right = _padded(ct, 1), _padded(x, 1)
+    outs, red = left.shape[1], right.shape[1]
+    if tiles.places == 0 or taps == 0:
+        return filled((co, taps, ci), 0, x.dtype)
+    _check_reach("x", *right.shape, x.dtype.size)
+    _check_reach("ct", *left.shape, x.dtype.size)
+    tile = tile_for(x.dtype, max(outs, red), weight=True)
+    along = blocks(red, tile.BN)
+    pieces = blocks(outs, tile.BM) * along
+    most = min(GRAD_GROUPS // max(1, taps * pieces), GRAD_BYTES // max(1, 4 * taps * outs * red))
+    run = blocks(tiles.places, max(1, min(most, tiles.places // 1024)) * PLACES) * PLACES
+    runs = blocks(tiles.places, run)
+    dims = [x.shape[0], tiles.size, tiles.places, taps, red, outs, run, along, int(plain)]
+    shape = tile._asdict()
+    del shape["KEEP"]
+    parts = launch(
+        "conv_tiles_grad",
+        [left, right, tiles.nbr, tiles.rows, tiles.masks],
+        dims,
+        [(runs, outs, taps, red)],
+        (runs, taps, pieces),
+        tile.threads,
+        dtype=x.dtype,
+        group_bytes=_bytes(x.dtype, tile.STAGES, (tile.BK, tile.BM), True, (tile.BK, tile.BN), True),
+        EXACT=fp32_mode(x.dtype),
+        **shape,
+    )[0]
+    dw = sum_parts(parts, x.dtype)
+    return dw if (outs, red) == (co, ci) else dw[:co, :, :ci]

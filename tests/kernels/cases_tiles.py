@@ -1,0 +1,143 @@
+"""Cases of the tiled convolution: ordered maps, forward, both gradients, every dtype, against the oracle."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import mlx.core as mx
+import numpy as np
+
+from mlxsparse.backend import kernel_tiles as tiles
+from mlxsparse.testing import oracle
+
+from .cases_conv import padded_values
+from .cases_coords import tables
+from .common import DTYPES, LARGE, Case, close, equal, integers, repeats, sites, sized, values
+
+
+def check(
+    dtype: mx.Dtype,
+    ci: int,
+    co: int,
+    kernel: tuple[int, int, int] = (3, 3, 3),
+    stride: int = 1,
+    n: int = 300,
+    bias: bool = True,
+    plain: bool = False,
+    again: bool = False,
+    tile: tiles.Tile | None = None,
+) -> None:
+    """Forward and both gradients, on x and ct with rows of NaN at the end, in the order that tiles use."""
+    coords = sites(ci, n, sized(6, 16))
+    p = tuple((k - 1) // 2 for k in kernel)
+    out = coords if stride == 1 else oracle.touched_support(coords, kernel, stride, p)
+    pairs = oracle.conv_pairs(coords, out, kernel, stride, p)
+    taps, padding = int(np.prod(kernel)), 3
+    nbr, back = tables(pairs, taps, len(coords) + padding, len(out) + padding)
+    x, x64 = padded_values(1, (len(coords), ci), padding, dtype)
+    w, w64 = values(2, (co, taps, ci), dtype)
+    b, b64 = values(3, (co,), mx.float32)
+    ct, ct64 = padded_values(4, (len(out), co), padding, dtype)
+    shaped = w64.reshape(co, *kernel, ci)
+    _, wanted = oracle.conv3d(coords, x64, shaped, b64 if bias else None, stride=stride, padding=p, out_coords=out)
+    forwards = tiles.tap_tiles(integers(nbr), x.shape[0], kernel)
+    backwards = tiles.tap_tiles(integers(back), ct.shape[0], kernel)
+    check_order(forwards, nbr)
+    symmetric = stride == 1 and all(k % 2 for k in kernel)
+
+    def results() -> list[mx.array]:
+        y = tiles.forward(x, w, forwards, b if bias else None, active=len(out), plain=plain)
+        dx = tiles.input_grad(ct, w, backwards, plain=plain)
+        return [y, dx, tiles.weight_grad(ct, x, forwards, plain=plain)]
+
+    if tile is not None:
+        tiles.chosen.update({(False, co): tile, (False, ci): tile})
+    try:
+        y, dx, dw = results()
+        close(y[: len(out)], wanted, dtype, "y")
+        equal(y[len(out) :].astype(mx.float32), np.zeros((padding, co)), "padding of y")
+        where = {"out_coords": out, "stride": stride, "padding": p}
+        dx64, dw64, _ = oracle.conv_gradients(coords, x64, shaped, ct64, **where)
+        close(dx[: len(coords)], dx64, dtype, "dx")
+        equal(dx[len(coords) :].astype(mx.float32), np.zeros((padding, ci)), "padding of dx")
+        close(dw, dw64.reshape(w64.shape), dtype, "dw")
+        if symmetric:
+            flipped = tiles.input_grad(ct, w, forwards, flip=True, plain=plain)
+            close(flipped[: len(coords)], dx64, dtype, "dx by flipped taps")
+        if again:
+            repeats(results)
+    finally:
+        tiles.chosen.clear()
+
+
+def check_order(made: tiles.TapTiles, nbr: np.ndarray) -> None:
+    """Every row once, its pairs with it, and the taps of every 32 places."""
+    rows, tiled, masks = (np.array(a) for a in (made.rows, made.nbr, made.masks))
+    taps, m = nbr.shape
+    equal(np.sort(rows[rows >= 0]), np.arange(m), "rows of the tiles")
+    wanted = np.full(tiled.shape, -1)
+    wanted[:, rows >= 0] = nbr[:, rows[rows >= 0]]
+    equal(tiled, wanted, "ordered map")
+    live = (wanted.reshape(taps, -1, 32) >= 0).any(axis=2).T
+    bits = (masks[:, np.arange(taps) // 32] >> (np.arange(taps) % 32).astype(np.uint32)) & 1
+    equal(bits.astype(bool), live, "taps of the tiles")
+
+
+def empty(dtype: mx.Dtype) -> None:
+    """No outputs, no inputs, no pairs."""
+    w, _ = values(2, (5, 27, 4), dtype)
+    for n, m in ((0, 0), (0, 3), (3, 0), (3, 3)):
+        made = tiles.tap_tiles(mx.full((27, m), -1, mx.int32), n)
+        back = tiles.tap_tiles(mx.full((27, n), -1, mx.int32), m)
+        x, ct = mx.ones((n, 4), dtype), mx.ones((m, 5), dtype)
+        equal(tiles.forward(x, w, made).astype(mx.float32), np.zeros((m, 5)))
+        equal(tiles.input_grad(ct, w, back).astype(mx.float32), np.zeros((n, 4)))
+        equal(tiles.weight_grad(ct, x, made).astype(mx.float32), np.zeros((5, 27, 4)))
+
+
+def out_of_range(dtype: mx.Dtype) -> None:
+    """A table that names rows which do not exist reads nothing outside x: such pairs are none."""
+    x, x64 = values(1, (20, 8), dtype)
+    w, w64 = values(2, (5, 2, 8), dtype)
+    first = np.array([0, 19, 20, 2**31 - 1, -2, -(2**31), 5])
+    nbr = np.stack([first, np.full(7, -1)])
+    inside = (first >= 0) & (first < 20)
+    wanted = np.where(inside[:, None], x64[np.where(inside, first, 0)] @ w64[:, 0].T, 0)
+    made = tiles.tap_tiles(integers(nbr), 20)
+    ct, ct64 = values(3, (7, 5), dtype)
+    dw = np.zeros((5, 2, 8))
+    dw[:, 0] = ct64[inside].T @ x64[first[inside]]
+    close(tiles.forward(x, w, made), wanted, dtype)
+    close(tiles.weight_grad(ct, x, made), dw, dtype)
+    # The kernels look again, whatever an ordered map holds.
+    wild = made._replace(nbr=mx.where(made.nbr < 0, mx.array(2**30, mx.int32), made.nbr))
+    close(tiles.forward(x, w, wild), wanted, dtype)
+    close(tiles.weight_grad(ct, x, wild), dw, dtype)
+    lost = made._replace(rows=mx.where(made.rows == 0, mx.array(2**30, mx.int32), made.rows))
+    close(tiles.forward(x, w, lost)[1:], wanted[1:], dtype)
+    dw[:, 0] -= np.outer(ct64[0], x64[0])
+    close(tiles.weight_grad(ct, x, lost), dw, dtype)
+
+
+SHAPES = {
+    "16_to_40_channels": {"ci": 16, "co": 40, "again": True, "n": sized(300, 20000)},
+    "3_to_5_channels": {"ci": 3, "co": 5, "n": sized(90, 2000)},
+    "one_site": {"ci": 4, "co": 4, "n": 1},
+    "strided": {"ci": 24, "co": 72, "stride": 2, "bias": False, "n": sized(150, 5000)},
+    "unaligned": {"ci": 8, "co": 12, "plain": True, "n": sized(90, 2000)},
+    "one_tap": {"ci": 8, "co": 8, "kernel": (1, 1, 1), "n": sized(60, 2000)},
+    "125_taps": {"ci": 4, "co": 4, "kernel": (5, 5, 5), "n": sized(40, 800)},
+    "96_to_128_channels": {"ci": 96, "co": 128, "kernel": (1, 3, 1), "n": sized(40, 5000)},
+    "three_stages": {"ci": 32, "co": 32, "kernel": (3, 1, 1), "n": sized(60, 5000)},
+}
+THREE = {2: tiles.Tile(64, 32, 32, 2, 2, 3), 4: tiles.Tile(64, 32, 16, 2, 2, 3)}
+
+CASES: dict[str, Case] = {}
+for _name, _dtype in DTYPES.items():
+    for _shape, _options in SHAPES.items():
+        if _name != "f32" and not LARGE and _shape in ("one_site", "125_taps", "one_tap"):
+            continue  # what differs there does not depend on the dtype
+        more = {"tile": THREE[_dtype.size]} if _shape == "three_stages" else {}
+        CASES[f"{_shape}-{_name}"] = partial(check, _dtype, **_options, **more)
+    CASES[f"empty-{_name}"] = partial(empty, _dtype)
+    CASES[f"out_of_range-{_name}"] = partial(out_of_range, _dtype)
