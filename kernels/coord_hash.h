@@ -1,5 +1,6 @@
-// Open-addressing table of coordinate rows. A slot holds row + 1, 0 is empty; coordinates are compared in full, so there
-// is no packing limit. The probe step is a second hash: keys that meet in their first slot part ways after it.
+// Open-addressing table of coordinate rows. A slot holds row + 1 in its low bits, 0 is empty; coordinates are compared in
+// full, so there is no packing limit. The bits above hold a tag from the hash, so that most foreign entries are told
+// apart without reading their coordinates. The probe step is a second hash: keys that meet in their first slot part ways.
 #ifndef MLXSPARSE_COORD_HASH
 #define MLXSPARSE_COORD_HASH
 METAL_FUNC uint coord_mix(uint h, uint v) {
@@ -18,6 +19,17 @@ METAL_FUNC uint coord_step(int b, int x, int y, int z) {
   return coord_mix(coord_mix(coord_mix(coord_mix(0x165667B1u, uint(z)), uint(b)), uint(y)), uint(x)) | 1u;
 }
 
+// The low bits that hold row + 1 in a table of n rows.
+METAL_FUNC uint coord_rows(uint n) {
+  n |= n >> 1;
+  n |= n >> 2;
+  n |= n >> 4;
+  n |= n >> 8;
+  return n | (n >> 16);
+}
+
+METAL_FUNC uint coord_tag(uint hash, uint rows) { return (hash * 0x9E3779B1u) & ~rows; }
+
 METAL_FUNC bool coord_equal(const device int* c, int b, int x, int y, int z) {
   return c[0] == b && c[1] == x && c[2] == y && c[3] == z;
 }
@@ -25,16 +37,21 @@ METAL_FUNC bool coord_equal(const device int* c, int b, int x, int y, int z) {
 // Row of (b, x, y, z) among the n rows of coords; -1 if it is not there.
 METAL_FUNC int coord_find(
     const device int* coords, const device uint* table, uint n, uint mask, int b, int x, int y, int z) {
-  uint slot = coord_hash(b, x, y, z) & mask;
-  uint step = coord_step(b, x, y, z);
+  uint hash = coord_hash(b, x, y, z);
+  uint rows = coord_rows(n);
+  uint tag = coord_tag(hash, rows);
+  uint slot = hash & mask;
+  uint step = 0u;
   int row = -1;
   for (uint probe = 0u; probe <= mask; probe++) {
     uint entry = table[slot];
-    if (entry == 0u || entry > n) break;
-    if (coord_equal(coords + 4 * size_t(entry - 1u), b, x, y, z)) {
-      row = int(entry - 1u);
+    if (entry == 0u) break;
+    uint place = (entry & rows) - 1u;
+    if (((entry ^ tag) & ~rows) == 0u && place < n && coord_equal(coords + 4 * size_t(place), b, x, y, z)) {
+      row = int(place);
       break;
     }
+    if (step == 0u) step = coord_step(b, x, y, z);
     slot = (slot + step) & mask;
   }
   return row;

@@ -33,7 +33,8 @@ class CoordTable(NamedTuple):
     """Coordinates and the hash table of their rows."""
 
     coords: mx.array  # (N, 4) int32
-    slots: mx.array  # (CAP,) uint32, row + 1 or 0
+    slots: mx.array  # (CAP,) uint32, tag and row + 1, or 0
+    repeated: mx.array  # uint32, 1 if two rows are equal
 
 
 class NeighbourMap(NamedTuple):
@@ -56,7 +57,8 @@ def hash_table(coords: mx.array, capacity: int | None = None) -> CoordTable:
     if size < n or size & (size - 1):
         raise CapacityError(f"capacity {size} must be a power of two that is at least the {n} rows")
     groups = (blocks(n, MAX_THREADS), 1, 1)
-    return CoordTable(coords, launch("coord_hash_insert", [coords], [n, size], [(size,)], groups, init=0)[0])
+    slots, repeated = launch("coord_hash_insert", [coords], [n, size], [(size,), (8,)], groups, init=0)
+    return CoordTable(coords, slots, repeated[0])
 
 
 def find_rows(table: CoordTable, queries: mx.array) -> mx.array:
@@ -90,6 +92,16 @@ def neighbour_map(
     inputs = [table.coords, table.slots, queries]
     groups = (blocks(m, MAX_THREADS), taps, 1)
     return NeighbourMap(*launch("neighbour_map", inputs, dims, [(taps, m), (taps, n)], groups, init=-1))
+
+
+def submanifold_map(table: CoordTable, size: Triple, dilation: Triple = (1, 1, 1)) -> mx.array:
+    """Map of the table's distinct sites onto themselves, centred, odd sizes: (T, N) int32, -1 none."""
+    n, taps = table.coords.shape[0], size[0] * size[1] * size[2]
+    if taps > MAX_GRID_YZ or any(k % 2 == 0 for k in size):
+        raise CapacityError(f"size must be odd on every axis and at most {MAX_GRID_YZ} taps, got {size}")
+    dims = [n, table.slots.size, *size, *dilation]
+    groups = (blocks(n, MAX_THREADS), taps // 2 + 1, 1)
+    return launch("submanifold_map", table[:2], dims, [(taps, n)], groups, init=-1)[0]
 
 
 def map_of_pairs(

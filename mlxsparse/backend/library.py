@@ -27,7 +27,7 @@ MAX_THREADS = 256  # of a threadgroup: Apple GPUs allow fewer than 1024 when a k
 MAX_GRID_X = 2**31 - 1  # threads; MLX takes the grid as 32-bit integers
 MAX_GRID_YZ = 65535  # threadgroups along y or z, CUDA's limit
 SMALL = 8  # inputs below it lie in another address space on Metal
-_I, _U, _F, _T = "int32", "uint32", "float32", "T"
+_I, _U, _L, _F, _T = "int32", "uint32", "uint64", "float32", "T"
 
 
 class Kernel(NamedTuple):
@@ -88,11 +88,13 @@ KERNELS: dict[str, Kernel] = {
         ("tile.h",),
         ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES"),
     ),
-    "coord_hash_insert": Kernel({"coords": _I}, {"table": _U}, _HASH),
+    "coord_hash_insert": Kernel({"coords": _I}, {"table": _U, "repeated": _U}, _HASH),
     "coord_hash_lookup": Kernel({"coords": _I, "table": _U, "queries": _I}, {"rows": _I}, _HASH),
     "gather_sum": Kernel(
         {"x": _T, "nbr": _I, "weight": _F, "before": _F, "after": _F}, {"y": _T}, _ROWS, ("T",)
     ),
+    "key_flags": Kernel({"keys": _L}, {"flags": _I}),
+    "key_sites": Kernel({"keys": _L, "places": _I}, {"sites": _I}),
     "max_pool": Kernel({"x": _T, "nbr": _I}, {"y": _T, "winner": _I}, _ROWS, ("T",)),
     "max_pool_grad": Kernel({"ct": _T, "winner": _I, "back": _I}, {"dx": _T}, _ROWS, ("T",)),
     "neighbour_map": Kernel(
@@ -103,9 +105,12 @@ KERNELS: dict[str, Kernel] = {
     "segment_reduce": Kernel(
         {"x": _T, "order": _I, "ptr": _I, "weight": _F}, {"y": _F, "winner": _I}, _ROWS, ("T",)
     ),
+    "site_keys": Kernel({"coords": _I}, {"keys": _L, "status": _U}),
+    "submanifold_map": Kernel({"coords": _I, "table": _U}, {"nbr": _I}, _HASH),
     "sum_parts": Kernel({"parts": _F}, {"y": _T}, (), ("T",)),
     "tap_keys": Kernel({"nbr": _I, "bit": _I}, {"keys": _U}),
     "tap_tiles": Kernel({"nbr": _I, "order": _I}, {"tiled": _I, "rows": _I, "masks": _U}),
+    "window_map": Kernel({"coords": _I, "order": _I, "places": _I}, {"nbr": _I, "back": _I}),
     "winner_grad": Kernel({"ct": _T, "winner": _I, "group": _I}, {"dx": _T}, _ROWS, ("T",)),
 }  # fmt: skip
 

@@ -14,11 +14,12 @@ from mlxsparse.backend import library
 from tools.metalcheck import toolchain
 from tools.metalcheck.executor import Mode, metal_kernel_factory
 
-from . import cases_conv, cases_coords, cases_rows, cases_tiles
+from . import cases_conv, cases_coords, cases_rows, cases_sites, cases_tiles
 
 LACKING = toolchain.missing()
 pytestmark = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
-CASES = {**cases_coords.CASES, **cases_conv.CASES, **{f"tiles-{n}": c for n, c in cases_tiles.CASES.items()}, **cases_rows.CASES}
+PARTS = {"coords": cases_coords, "sites": cases_sites, "conv": cases_conv, "tiles": cases_tiles, "rows": cases_rows}
+CASES = {f"{part}-{name}": case for part, module in PARTS.items() for name, case in module.CASES.items()}
 FACTORIES = [metal_kernel_factory(Mode(seed=seed)) for seed in (0, 1)]
 
 

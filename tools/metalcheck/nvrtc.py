@@ -16,7 +16,7 @@ from mlxsparse.backend import kernel_tiles, library
 
 WHEELS = "nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
 ARCHITECTURES = ("sm_80", "sm_90")
-_TYPES = {"int32": "int", "uint32": "unsigned int", "float32": "float"}
+_TYPES = {"int32": "int", "uint32": "unsigned int", "uint64": "unsigned long", "float32": "float"}
 _INCLUDES = """#include <cuda_fp16.h>
 #include <cuda_bf16.h>
 #include <cooperative_groups.h>

@@ -1,0 +1,124 @@
+"""Created coordinate sets on the GPU, sorted, without a hash: sites as 64-bit numbers, sort, first of each kind.
+
+One count is read for each new set, none where a capacity is given.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from ..errors import CapacityError
+from .kernel_coords import NeighbourMap, Triple
+from .library import MAX_THREADS, blocks, check_coords, filled, launch, read_ints
+
+MAX_CANDIDATES = 2**31 - 1
+MAX_KEY = 2**63  # keys stay below it
+
+
+class Extent(NamedTuple):
+    """Bounds of a set's coordinates: low <= c < low + span on each axis; batch items."""
+
+    low: Triple
+    span: Triple
+    batch_size: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether sites can be numbered in 63 bits."""
+        return math.prod(self.span) * max(self.batch_size, 1) < MAX_KEY and max(self.span) < 2**31
+
+
+class Reached(NamedTuple):
+    """Sites that a kernel reaches, with what the map of windows is made from."""
+
+    sites: mx.array  # (M, 4) int32, sorted, (-1, 0, 0, 0) past the last
+    count: mx.array  # int32, which passes M where a capacity was too small
+    outside: mx.array  # uint32, 1 if a site lies outside (-2^30, 2^30)
+    order: mx.array  # (candidates,) int32 candidates sorted by site
+    places: mx.array  # (candidates,) int32 site + 1 of each
+
+
+def reached_extent(
+    extent: Extent, size: Triple, stride: Triple, padding: Triple, dilation: Triple, forward: bool
+) -> Extent:
+    """Bounds of what a kernel reaches from a set with bounds `extent`."""
+    low, span = [], []
+    for c, n, k, s, p, d in zip(extent.low, extent.span, size, stride, padding, dilation):
+        if forward:
+            first, last = (c + p - (k - 1) * d) // s, (c + n - 1 + p) // s
+        else:
+            first, last = c * s - p, (c + n - 1) * s - p + (k - 1) * d
+        low.append(first)
+        span.append(max(last - first + 1, 1))
+    return Extent((low[0], low[1], low[2]), (span[0], span[1], span[2]), extent.batch_size)
+
+
+def candidates(size: Triple, stride: Triple, dilation: Triple, forward: bool) -> Triple:
+    """Candidates of one site along each axis (kernels/site_keys.metal)."""
+    x, y, z = (
+        -(-k // s) if forward and d == 1 else k for k, s, d in zip(size, stride, dilation)
+    )
+    return x, y, z
+
+
+def reached(
+    coords: mx.array,
+    extent: Extent,
+    size: Triple,
+    stride: Triple,
+    padding: Triple = (0, 0, 0),
+    dilation: Triple = (1, 1, 1),
+    bounds: Triple | None = None,
+    *,
+    forward: bool = True,
+    capacity: int | None = None,
+) -> Reached:
+    """Sites o of ``c = o * s - p + k * d`` (forward) or ``o = c * s - p + k * d``, within [0, bounds): sorted.
+
+    coords (N, 4) int32, extent of what is reached (`reached_extent`), which must fit. capacity: rows of the
+    result; without it their count is read.
+    """
+    check_coords("coords", coords)
+    each = candidates(size, stride, dilation, forward)
+    n = coords.shape[0] * math.prod(each)
+    if n > MAX_CANDIDATES:
+        raise CapacityError(f"{coords.shape[0]} sites times {math.prod(each)} taps are too many; split the input")
+    if n == 0:
+        sites = mx.broadcast_to(mx.array([-1, 0, 0, 0], mx.int32), (capacity, 4)) if capacity else None
+        none = filled((0,), 0, mx.int32)
+        zero = mx.array(0, mx.int32)
+        return Reached(
+            filled((0, 4), 0, mx.int32) if sites is None else sites, zero, mx.array(0, mx.uint32), none, none
+        )
+    limits = bounds or (0, 0, 0)
+    # A bound of 0 admits nothing, which the kernel would read as no bound.
+    closed = bounds is not None and 0 in bounds
+    dims = [coords.shape[0], int(forward), *each, *size, *stride, *padding, *dilation, *limits]
+    dims += [*extent.low, *extent.span]
+    keys, status = launch("site_keys", [coords], dims, [(n,), (8,)], (blocks(n, MAX_THREADS), 1, 1), init=0)
+    if closed:
+        keys = mx.bitwise_invert(mx.zeros_like(keys))
+    order = mx.argsort(keys).astype(mx.int32)
+    ranked = keys[order]
+    flags = launch("key_flags", [ranked], [n], [(n,)], (blocks(n, MAX_THREADS), 1, 1))[0]
+    places = mx.cumsum(flags)
+    outside = status[0]
+    if capacity is None:
+        capacity, lost = read_ints(places[-1], outside)
+        outside = mx.array(lost, mx.uint32)
+    dims = [n, capacity, *extent.low, *extent.span]
+    groups = (blocks(max(n, capacity), MAX_THREADS), 1, 1)
+    sites = launch("key_sites", [ranked, places], dims, [(capacity, 4)], groups)[0]
+    return Reached(sites, places[-1], outside, order, places)
+
+
+def window_map(coords: mx.array, made: Reached, stride: Triple) -> NeighbourMap:
+    """Map of K = s, p = 0, d = 1 from `coords` to the sites that `reached` made of them."""
+    n, m, taps = coords.shape[0], made.sites.shape[0], math.prod(stride)
+    dims = [n, m, *stride]
+    shapes = [(taps, m), (taps, n)]
+    groups = (blocks(n, MAX_THREADS), 1, 1)
+    return NeighbourMap(*launch("window_map", [coords, made.order, made.places], dims, shapes, groups, init=-1))
