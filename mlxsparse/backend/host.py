@@ -34,18 +34,11 @@ _DTYPES = {
 }
 
 
-def view(a: mx.array) -> np.ndarray:
-    """Evaluate `a` and return its memory as a NumPy array (read it only). bfloat16 widens to float32.
-
-    Raises TracedOnHostError inside ``mx.compile`` or ``mx.vmap``, where an array has no value.
-    """
+def require_values(a: mx.array) -> None:
+    """Evaluate `a`; TracedOnHostError inside ``mx.compile`` or ``mx.vmap``, where an array has no value."""
     try:
         # Before mlx 0.32.4 np.asarray of a traced array throws past Python's except; eval does not.
-        a = a.astype(mx.float32) if a.dtype == mx.bfloat16 else a
         mx.eval(a)
-        if a.size == 0:  # it may have no memory at all
-            return np.empty(a.shape, str(a.dtype).rpartition(".")[2])
-        return np.asarray(a)
     except ValueError as error:
         if "during function transformations" not in str(error):
             raise
@@ -53,6 +46,18 @@ def view(a: mx.array) -> np.ndarray:
             "a CPU-device operator met a traced array, which has no value yet: on the CPU device use "
             "mlxsparse.compile (it runs the function eagerly) in place of mx.compile, and no mx.vmap"
         ) from None
+
+
+def view(a: mx.array) -> np.ndarray:
+    """Evaluate `a` and return its memory as a NumPy array (read it only). bfloat16 widens to float32.
+
+    Raises TracedOnHostError inside ``mx.compile`` or ``mx.vmap``, where an array has no value.
+    """
+    a = a.astype(mx.float32) if a.dtype == mx.bfloat16 else a
+    require_values(a)
+    if a.size == 0:  # it may have no memory at all
+        return np.empty(a.shape, str(a.dtype).rpartition(".")[2])
+    return np.asarray(a)
 
 
 def view32(a: mx.array) -> np.ndarray:

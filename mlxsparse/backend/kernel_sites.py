@@ -9,6 +9,7 @@ import math
 from typing import NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from ..errors import CapacityError
 from .kernel_coords import NeighbourMap, Triple
@@ -27,8 +28,9 @@ class Extent(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether sites can be numbered in 63 bits."""
-        return math.prod(self.span) * max(self.batch_size, 1) < MAX_KEY and max(self.span) < 2**31
+        """Whether sites can be numbered in 63 bits, and the numbers handed to a kernel."""
+        ends = [*self.low, *self.span]
+        return math.prod(self.span) * max(self.batch_size, 1) < MAX_KEY and all(-(2**31) <= v < 2**31 for v in ends)
 
 
 class Reached(NamedTuple):
@@ -39,6 +41,20 @@ class Reached(NamedTuple):
     outside: mx.array  # uint32, 1 if a site lies outside (-2^30, 2^30)
     order: mx.array  # (candidates,) int32 candidates sorted by site
     places: mx.array  # (candidates,) int32 site + 1 of each
+
+
+def extent_of(coords: mx.array, batch_size: int) -> Extent:
+    """Bounds of (n, 4) int32 coordinates. Waits for them."""
+    if coords.shape[0] == 0:
+        return Extent((0, 0, 0), (1, 1, 1), batch_size)
+    return extent_between(np.array(mx.stack([coords.min(axis=0), coords.max(axis=0)])), batch_size)
+
+
+def extent_between(ends: np.ndarray, batch_size: int) -> Extent:
+    """From the least and the largest (batch, x, y, z)."""
+    low, high = ends[:, 1:].astype(int).tolist()
+    x, y, z = (b - a + 1 for a, b in zip(low, high))
+    return Extent((low[0], low[1], low[2]), (x, y, z), batch_size)
 
 
 def reached_extent(

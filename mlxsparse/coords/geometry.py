@@ -85,6 +85,13 @@ class Kernel:
         """Every site belongs to exactly one window: K == s, p = 0, d = 1."""
         return self.size == self.stride and self.padding == (0, 0, 0) and self.dilation == (1, 1, 1)
 
+    @property
+    def is_centred(self) -> bool:
+        """Stride 1, odd sizes, as much reach on both sides: tap t undoes tap T - 1 - t."""
+        return self.stride == (1, 1, 1) and all(
+            k % 2 == 1 and p == k // 2 * d for k, p, d in zip(self.size, self.padding, self.dilation)
+        )
+
     def output_shape(self, shape: Triple) -> Triple:
         """floor((S + 2p - d(K-1) - 1) / s) + 1 on each axis, at least 0."""
         x, y, z = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..engine.device_map import DeviceMap
 from ..engine.neighbors import TapPairs, Windows
 from .geometry import Kernel
 
@@ -12,19 +13,20 @@ class KernelMap:
     """Pairs (input row, output row) of each tap, made once for a key pair and a kernel.
 
     ``kernel`` is the geometry, ``relation`` what the operators of mlxsparse.engine read: `Windows`
-    where kernel and stride tile the lattice, else the pairs. The row properties are for inspection;
+    where kernel and stride tile the lattice, else the pairs; on a GPU a `DeviceMap`. The row properties are for inspection;
     they are computed when asked for.
     """
 
     __slots__ = ("__weakref__", "_selected", "kernel", "relation")
 
-    def __init__(self, kernel: Kernel, relation: TapPairs | Windows):
+    def __init__(self, kernel: Kernel, relation: TapPairs | Windows | DeviceMap):
         self.kernel = kernel
         self.relation = relation
         self._selected: dict[tuple[int, ...], TapPairs] = {}
 
     @property
-    def pairs(self) -> TapPairs:
+    def by_taps(self) -> TapPairs | DeviceMap:
+        """What a convolution reads."""
         return self.relation.pairs if isinstance(self.relation, Windows) else self.relation
 
     def select(self, taps: tuple[int, ...]) -> TapPairs:
@@ -36,8 +38,17 @@ class KernelMap:
         return self._selected[taps]
 
     @property
+    def pairs(self) -> TapPairs:
+        """The pairs on the host."""
+        return self.relation if isinstance(self.relation, TapPairs) else self.relation.pairs
+
+    @property
     def num_pairs(self) -> int:
-        return self.relation.num_in if isinstance(self.relation, Windows) else len(self.relation.in_rank)
+        if isinstance(self.relation, Windows):
+            return self.relation.num_in
+        if isinstance(self.relation, DeviceMap):
+            return int(self.relation.counts().sum().item())
+        return len(self.relation.in_rank)
 
     @property
     def tap_ptr(self) -> np.ndarray:
@@ -57,6 +68,8 @@ class KernelMap:
     @property
     def nbytes(self) -> int:
         """Bytes that the pairs hold."""
+        if isinstance(self.relation, DeviceMap):
+            return self.relation.nbytes
         if isinstance(self.relation, Windows) and "pairs" not in self.relation.__dict__:
             order = self.relation.order
             return self.relation.starts.nbytes + (0 if order is None else order.nbytes)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import mlx.core as mx
 import numpy as np
 
 from ..backend.host import to_mlx, view
+from ..backend.kernel_coords import CoordTable, hash_table
+from ..backend.kernel_sites import Extent, Reached, extent_of
 from ..engine.index import LIMIT, CoordIndex, build_index
 from ..engine.sorting import Columns
 from ..errors import CapacityError, CoordinateRangeError, DTypeError, DuplicateCoordinatesError, ShapeError
@@ -23,7 +26,10 @@ Rule: TypeAlias = tuple[Any, ...]
 
 
 class Record:
-    """What is known of one coordinate set: coordinates, index, derived records, maps."""
+    """What is known of one coordinate set: coordinates, index, derived records, maps.
+
+    What the host or the device can find out is found out when it is asked for.
+    """
 
     def __init__(
         self,
@@ -31,18 +37,17 @@ class Record:
         count: int,
         stride: Triple,
         batch_size: int,
-        counts: np.ndarray,
+        counts: np.ndarray | None,
         spatial_shape: Triple | None,
         fixed_capacity: bool,
+        extent: Extent | None = None,
     ):
         self.coords = coords
         self.count = count
         self.stride = stride
         self.batch_size = batch_size
-        self.counts = counts  # (B,) int64 on the host
         self.spatial_shape = spatial_shape
         self.fixed_capacity = fixed_capacity
-        self.batch_counts = to_mlx(counts.astype(np.int32))
         self.active_rows = mx.array(count, mx.int32)
         self.status = mx.zeros((2,), mx.int32)
         mx.eval(self.active_rows, self.status)
@@ -51,8 +56,52 @@ class Record:
         self.derived: dict[Rule, Record] = {}
         # By stride: the parents derived from here, and order and starts of their sites (neighbors.Windows).
         self.parents: dict[Triple, tuple[weakref.ref[Record], np.ndarray | None, np.ndarray]] = {}
+        # The same on a GPU: what their window map is made from.
+        self.windows: dict[Triple, tuple[weakref.ref[Record], Reached]] = {}
         # By output record, held weakly: a map dies with either end.
         self.maps: weakref.WeakKeyDictionary[Record, dict[Kernel, KernelMap]] = weakref.WeakKeyDictionary()
+        self._counts = counts
+        self._extent = extent
+
+    def rows(self) -> np.ndarray:
+        """(count, 4) int32 active coordinates on the host."""
+        return host_rows(self.coords)[: self.count]
+
+    @property
+    def counts(self) -> np.ndarray:
+        """(B,) int64 rows of each batch item, on the host."""
+        if self._counts is None:
+            batch = self.rows()[:, 0]
+            self._counts = items_of(batch, self.batch_size, ascending=self.presorted)
+        return self._counts
+
+    @cached_property
+    def batch_counts(self) -> mx.array:
+        """(B,) int32 rows of each batch item."""
+        if self._counts is None and self.batch_size <= 256:
+            items = mx.arange(self.batch_size, dtype=mx.int32)
+            counts = (self.coords[:, :1] == items[None]).sum(axis=0).astype(mx.int32)
+            mx.async_eval(counts)
+            return counts
+        return to_mlx(self.counts.astype(np.int32))
+
+    @cached_property
+    def table(self) -> CoordTable:
+        """Hash table of the rows, on a GPU."""
+        return hash_table(self.coords)
+
+    @property
+    def extent(self) -> Extent:
+        """Bounds of the active coordinates; reads them where they are not known."""
+        if self._extent is None:
+            self._extent = extent_of(self.coords[: self.count], self.batch_size)
+        return self._extent
+
+
+def host_rows(coords: mx.array) -> np.ndarray:
+    """Coordinates as a NumPy array. On a GPU of a copy: a view would move the array itself to the host."""
+    on_host = mx.default_device().type == mx.DeviceType.cpu
+    return view(coords if on_host or coords.size == 0 else coords + 0)
 
 
 class CoordinateMapKey:
@@ -128,8 +177,7 @@ class CoordinateMapKey:
         """Sorted index of the active rows, built at first use."""
         with self.manager.lock:
             if self._record.index is None:
-                rows = view(self.coords)[: self.count]
-                self._record.index = build_index(rows, presorted=self._record.presorted)
+                self._record.index = build_index(self._record.rows(), presorted=self._record.presorted)
             return self._record.index
 
     def __repr__(self) -> str:
@@ -142,6 +190,9 @@ records: weakref.WeakValueDictionary[tuple[Any, ...], Record] = weakref.WeakValu
 
 
 def buffer(coords: mx.array) -> tuple[Any, ...]:
+    """What tells the coordinates of a live record; on a GPU the array itself, whose address nobody hands out."""
+    if mx.default_device().type == mx.DeviceType.gpu:
+        return (id(coords),)
     rows = view(coords)
     return rows.__array_interface__["data"][0], rows.shape, rows.strides
 

@@ -18,11 +18,13 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend import executor, trace
-from ..backend.host import to_mlx, view
+from ..backend.host import require_values, to_mlx, view
 from ..engine import neighbors, supports
+from ..engine.device_map import DeviceMap
 from ..engine.index import LIMIT, build_index
 from ..engine.sorting import columns_of
 from ..errors import CapacityError, CoordinateRangeError, ShapeError
+from . import device
 from .geometry import Kernel, Triple, TripleLike, divide, multiply, parent_shape, triple
 from .kernel_map import KernelMap
 from .keys import (
@@ -71,14 +73,19 @@ class CoordinateManager:
         or >= batch_size, a coordinate at or past +-2**30, a site outside `spatial_shape`) and
         DuplicateCoordinatesError.
         """
-        executor()
+        mode = executor()
         array = check_coordinates(coords)
         lattice = triple(stride, "stride", least=1)
         shape = None if spatial_shape is None else triple(spatial_shape, "spatial_shape", least=0)
+        size = array.shape[0]
+        count = size if active_rows is None else int(active_rows)
+        if not 0 <= count <= size:
+            raise ShapeError(f"active_rows must lie in [0, {size}] (the rows of coords), got {count}")
+        if mode == "kernel":
+            array = mx.stop_gradient(device.padded(array, count, size))
+            require_values(array)
+            return self._key(device.inserted(array, count, lattice, batch_size, shape, validate))
         rows = view(array)
-        count = len(rows) if active_rows is None else int(active_rows)
-        if not 0 <= count <= len(rows):
-            raise ShapeError(f"active_rows must lie in [0, {len(rows)}] (the rows of coords), got {count}")
         active = rows[:count]
         columns = columns_of(active)
         if validate:
@@ -144,7 +151,8 @@ class CoordinateManager:
                 spatial_shape=spatial_shape,
                 validate=False,
             )
-            check_duplicates(key.index, view(coords))
+            if executor() == "host":
+                check_duplicates(key.index, view(coords))
         key.rebuilt = True
         return key
 
@@ -193,7 +201,8 @@ class CoordinateManager:
                 return found
             record = key._record.derived.get(rule)
             if record is None:
-                record = _derive(key, kernel, support, lattice, bounds, capacity)
+                derive = device.derived if executor() == "kernel" else _derive
+                record = derive(key, kernel, support, lattice, bounds, capacity)
                 key._record.derived[rule] = record
                 self._built["coordinates"] += 1
                 trace(f"coordinates {support} {key.count} -> {record.count} sites")
@@ -216,14 +225,18 @@ class CoordinateManager:
 
     def resized(self, key: CoordinateMapKey, capacity: int, *, fixed: bool) -> CoordinateMapKey:
         """A key with the active rows of `key` and another capacity; the index is shared."""
-        rows = np.empty((capacity, 4), np.int32)
-        rows[: key.count] = view(key.coords)[: key.count]
-        rows[key.count :] = PADDING
         old = key._record
+        if executor() == "kernel":
+            coords = device.padded(old.coords, old.count, capacity)
+        else:
+            rows = np.empty((capacity, 4), np.int32)
+            rows[: key.count] = view(key.coords)[: key.count]
+            rows[key.count :] = PADDING
+            coords = to_mlx(rows)
         record = Record(
-            to_mlx(rows), old.count, old.stride, old.batch_size, old.counts, old.spatial_shape, fixed
+            coords, old.count, old.stride, old.batch_size, old._counts, old.spatial_shape, fixed, old._extent
         )
-        record.index = old.index
+        record.index, record.presorted = old.index, old.presorted
         return self._key(record, key.parent)
 
     # ------------------------------------------------------------ maps
@@ -242,7 +255,8 @@ class CoordinateManager:
                 return found
             found = maps[kernel] = KernelMap(kernel, _relation(in_key, out_key, kernel))
             self._built["maps"] += 1
-        trace(f"kernel map {kernel.size} {in_key.count} -> {out_key.count} sites, {found.num_pairs} pairs")
+        pairs = "" if isinstance(found.relation, DeviceMap) else f", {found.num_pairs} pairs"
+        trace(f"kernel map {kernel.size} {in_key.count} -> {out_key.count} sites{pairs}")
         return found
 
     def stats(self) -> dict[str, int]:
@@ -270,6 +284,7 @@ class CoordinateManager:
                 key._record.derived.clear()
                 key._record.maps.clear()
                 key._record.parents.clear()
+                key._record.windows.clear()
                 key._record.index = None
 
 
@@ -321,7 +336,9 @@ def _derive(
 
 def _relation(
     in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
-) -> neighbors.TapPairs | neighbors.Windows:
+) -> neighbors.TapPairs | neighbors.Windows | DeviceMap:
+    if executor() == "kernel":
+        return device.relation(in_key, out_key, kernel)
     known = in_key._record.parents.get(kernel.stride) if kernel.covers_once else None
     if known is not None and known[0]() is out_key._record:
         return neighbors.Windows(in_key.index, out_key.index, kernel.stride, *known[1:])

@@ -3,56 +3,67 @@
 from __future__ import annotations
 
 import mlx.core as mx
-import numpy as np
 
-from ..backend import kernel_conv
+from ..backend import kernel_conv, kernel_tiles
 from ..backend.autodiff import Gradient, differentiable
+from ..backend.device import trace
+from ..backend.library import numbers
+from .device_map import DeviceMap, Side, submanifold
 from .neighbors import TapPairs
-from .tables import column_sums, integers, neighbour_tables
+from .tables import column_sums, device_map
 
 
 def convolve(
-    x: mx.array, weight: mx.array, bias: mx.array | None, pairs: TapPairs, rows: int, groups: int
+    x: mx.array,
+    weight: mx.array,
+    bias: mx.array | None,
+    relation: TapPairs | DeviceMap,
+    rows: int,
+    groups: int,
 ) -> mx.array:
     """As gather_gemm.convolve. The weight is used in x's dtype, as x is."""
-    nbr, back = neighbour_tables(pairs, x.shape[0], rows)
-    return _product("convolution", x, weight, bias, nbr, back, pairs.num_out, groups)
+    return _product("convolution", x, weight, bias, device_map(relation, x.shape[0], rows), groups)
 
 
-def linear(x: mx.array, weight: mx.array, bias: mx.array | None, count: int) -> mx.array:
+def linear(x: mx.array, weight: mx.array, bias: mx.array | None, count: int | mx.array) -> mx.array:
     """As dense.linear: a convolution with one tap, from each active row to itself.
 
     MLX's own product multiplies float32 in TF32 on CUDA, which is a thousand times less exact.
     """
-    rows = np.arange(x.shape[0])
-    rows[count:] = -1
-    itself = integers(rows[None])
-    y = _product("linear", x, weight[:, None, :], bias, itself, itself, count, 1)
-    return y
+    size = x.shape[0]
+
+    def itself() -> mx.array:
+        rows = numbers(size)
+        return mx.where(rows < count, rows, mx.array(-1, mx.int32))[None]
+
+    return _product("linear", x, weight[:, None, :], bias, submanifold(itself, size, count, (1,)), 1)
 
 
 def _product(
-    name: str,
-    x: mx.array,
-    weight: mx.array,
-    bias: mx.array | None,
-    nbr: mx.array,
-    back: mx.array,
-    count: int,
-    groups: int,
+    name: str, x: mx.array, weight: mx.array, bias: mx.array | None, pairs: DeviceMap, groups: int
 ) -> mx.array:
-    dtype = x.dtype
+    """Ordered tiles, or with groups the kernel that needs no order."""
+    dtype, count = x.dtype, pairs.num_out
+    tiled = groups == 1
+    trace(f"{name} through {'ordered tiles' if tiled else 'rows in their order (groups)'}", once=True)
 
     def forward(x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
-        return kernel_conv.conv_forward(
-            x, w.astype(dtype), nbr, b[0] if b else None, groups=groups, active=count
-        )
+        start, w = b[0] if b else None, w.astype(dtype)
+        if tiled:
+            return kernel_tiles.forward(x, w, pairs.output.tiles, start, active=count)
+        return kernel_conv.conv_forward(x, w, pairs.output.table, start, groups=groups, active=count)
 
     def input_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
-        return kernel_conv.conv_input_grad(ct, w.astype(dtype), back, groups=groups)
+        w = w.astype(dtype)
+        if not tiled:
+            return kernel_conv.conv_input_grad(ct, w, pairs.input.table, groups=groups)
+        side: Side = pairs.output if pairs.symmetric else pairs.input
+        return kernel_tiles.input_grad(ct, w, side.tiles, flip=pairs.symmetric)
 
     def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
-        return kernel_conv.conv_weight_grad(ct, x, nbr, groups=groups).astype(w.dtype)
+        if tiled:
+            return kernel_tiles.weight_grad(ct, x, pairs.output.tiles).astype(w.dtype)
+        return kernel_conv.conv_weight_grad(ct, x, pairs.output.table, groups=groups).astype(w.dtype)
 
     def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
         return column_sums(ct, count).astype(b.dtype)

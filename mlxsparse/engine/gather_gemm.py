@@ -17,6 +17,7 @@ from ..backend import executor, fast
 from ..backend.autodiff import differentiable
 from ..backend.host import empty, parallel, view32
 from . import conv_kernel
+from .device_map import DeviceMap
 from .neighbors import TapPairs
 
 BLOCK = 4096  # output rows of one block
@@ -26,7 +27,12 @@ SMALL_WORK = 1 << 22  # multiply-adds that one thread does in about the time of 
 
 
 def convolve(
-    x: mx.array, weight: mx.array, bias: mx.array | None, pairs: TapPairs, rows: int, groups: int
+    x: mx.array,
+    weight: mx.array,
+    bias: mx.array | None,
+    pairs: TapPairs | DeviceMap,
+    rows: int,
+    groups: int,
 ) -> mx.array:
     """Convolution over `pairs`, differentiable in x, weight and bias.
 
@@ -35,6 +41,7 @@ def convolve(
     """
     if executor() == "kernel":
         return conv_kernel.convolve(x, weight, bias, pairs, rows, groups)
+    assert not isinstance(pairs, DeviceMap)  # made where kernels run
     dtype = x.dtype
 
     def forward(x: mx.array, w: mx.array, *b: mx.array) -> mx.array:

@@ -11,27 +11,32 @@ import numpy as np
 
 from ..backend import executor, fast
 from ..backend.autodiff import differentiable
+from ..backend.library import filled
 from ..backend.host import empty, parallel, view32
 from . import pooling_kernel
 from .gather_gemm import BLOCK, Scratch, add_rows, by_rank, for_each_block, reader
+from .device_map import DeviceMap
 from .neighbors import TapPairs, Windows
 
-Relation: TypeAlias = "TapPairs | Windows"
+Relation: TypeAlias = "TapPairs | Windows | DeviceMap"
 Parts = list[tuple[int, np.ndarray, "slice | np.ndarray"]]
 
 
 def by_taps(relation: Relation) -> TapPairs:
     """The pairs of each tap."""
-    return relation.pairs if isinstance(relation, Windows) else relation
+    return relation if isinstance(relation, TapPairs) else relation.pairs
 
 
-def sum_pool(x: mx.array, relation: Relation, rows: int, scale: np.ndarray | None = None) -> mx.array:
+def sum_pool(
+    x: mx.array, relation: Relation, rows: int, scale: np.ndarray | mx.array | None = None
+) -> mx.array:
     """y[o] = scale[o] * sum of x[i] over pairs (i, o): (capacity, C) -> (rows, C), fp32 sums.
 
-    scale (num_out,) float32 by rank, or None for 1.
+    scale: `mean_scale` or `constant_scale` of the relation, or None for 1.
     """
     if executor() == "kernel":
-        return pooling_kernel.sum_pool(x, by_taps(relation), rows, scale)
+        return pooling_kernel.sum_pool(x, relation, rows, scale)
+    assert not isinstance(relation, DeviceMap) and not isinstance(scale, mx.array)
     dtype = x.dtype
 
     def forward(x: mx.array) -> mx.array:
@@ -46,7 +51,21 @@ def sum_pool(x: mx.array, relation: Relation, rows: int, scale: np.ndarray | Non
     return differentiable("sum pooling", forward, (gradient,), x)
 
 
-def pair_counts(pairs: Relation) -> np.ndarray:
+def mean_scale(relation: Relation) -> np.ndarray | mx.array:
+    """1 / active inputs of each output, 1 where there are none: float32 by rank, of a device map by row."""
+    if isinstance(relation, DeviceMap):
+        return 1.0 / mx.maximum(relation.counts(), 1).astype(mx.float32)
+    return (1.0 / np.maximum(pair_counts(relation), 1)).astype(np.float32)
+
+
+def constant_scale(relation: Relation, value: float) -> np.ndarray | mx.array:
+    """`value` for each output, as in mean_scale."""
+    if isinstance(relation, DeviceMap):
+        return filled((relation.rows_out,), value, mx.float32)
+    return np.full(relation.num_out, value, np.float32)
+
+
+def pair_counts(pairs: TapPairs | Windows) -> np.ndarray:
     """Active inputs of each output rank: (num_out,) int64."""
     if isinstance(pairs, Windows):
         return pairs.counts
@@ -59,7 +78,8 @@ def max_pool(x: mx.array, relation: Relation, rows: int) -> mx.array:
     NaN wins over numbers. The gradient goes to the first tap that attains the maximum.
     """
     if executor() == "kernel":
-        return pooling_kernel.max_pool(x, by_taps(relation), rows)
+        return pooling_kernel.max_pool(x, relation, rows)
+    assert not isinstance(relation, DeviceMap)
     dtype = x.dtype
 
     def forward(x: mx.array) -> mx.array:

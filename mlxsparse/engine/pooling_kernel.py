@@ -2,39 +2,53 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import mlx.core as mx
 import numpy as np
 
 from ..backend import kernel_rows
 from ..backend.autodiff import differentiable
 from ..backend.library import filled
-from .neighbors import TapPairs
-from .tables import by_row, floats, item_of_rows, neighbour_tables, rows_of_ranks, span_sums
+from .device_map import DeviceMap
+from .neighbors import TapPairs, Windows
+from .tables import by_row, device_map, floats, item_of_rows, rows_of_ranks, span_sums
+
+Relation: TypeAlias = "TapPairs | Windows | DeviceMap"
 
 
-def sum_pool(x: mx.array, pairs: TapPairs, rows: int, scale: np.ndarray | None = None) -> mx.array:
-    """As pooling.sum_pool."""
-    nbr, back = neighbour_tables(pairs, x.shape[0], rows)
-    after = None if scale is None else by_row(scale, pairs.out_order, rows)
+def sum_pool(
+    x: mx.array, relation: Relation, rows: int, scale: np.ndarray | mx.array | None = None
+) -> mx.array:
+    """As pooling.sum_pool; a device map's scale is an array by row."""
+    pairs = device_map(relation, x.shape[0], rows)
+    after = scale if scale is None or isinstance(scale, mx.array) else by_row(scale, _order(relation), rows)
 
     def forward(x: mx.array) -> mx.array:
-        return kernel_rows.gather_sum(x, nbr, after=after)
+        return kernel_rows.gather_sum(x, pairs.output.table, after=after)
 
     def gradient(ct: mx.array, x: mx.array) -> mx.array:
-        return kernel_rows.gather_sum(ct, back, before=after)
+        return kernel_rows.gather_sum(ct, pairs.input.table, before=after)
 
     return differentiable("sum pooling", forward, (gradient,), x)
 
 
-def max_pool(x: mx.array, pairs: TapPairs, rows: int) -> mx.array:
+def _order(relation: Relation) -> np.ndarray | None:
+    """Row of each output rank of a host relation."""
+    assert not isinstance(relation, DeviceMap)
+    return relation.query.order if isinstance(relation, Windows) else relation.out_order
+
+
+def max_pool(x: mx.array, relation: Relation, rows: int) -> mx.array:
     """As pooling.max_pool."""
-    nbr, back = neighbour_tables(pairs, x.shape[0], rows)
+    pairs = device_map(relation, x.shape[0], rows)
 
     def forward(x: mx.array) -> mx.array:
-        return kernel_rows.max_pool(x, nbr)[0]
+        return kernel_rows.max_pool(x, pairs.output.table)[0]
 
     def gradient(ct: mx.array, x: mx.array) -> mx.array:
-        return kernel_rows.max_pool_grad(ct, kernel_rows.max_pool(x, nbr)[1], back)
+        winner = kernel_rows.max_pool(x, pairs.output.table)[1]
+        return kernel_rows.max_pool_grad(ct, winner, pairs.input.table)
 
     return differentiable("max pooling", forward, (gradient,), x)
 

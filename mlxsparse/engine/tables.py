@@ -6,9 +6,9 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend import kernel_rows
-from ..backend.kernel_coords import NeighbourMap, map_of_pairs
-from ..backend.library import filled
-from .neighbors import TapPairs
+from ..backend.library import filled, numbers
+from .device_map import DeviceMap, of_pairs
+from .neighbors import TapPairs, Windows
 
 
 def integers(values: np.ndarray) -> mx.array:
@@ -20,15 +20,17 @@ def floats(values: np.ndarray) -> mx.array:
     return mx.array(np.ascontiguousarray(values, np.float32))
 
 
-def neighbour_tables(pairs: TapPairs, rows_in: int, rows_out: int) -> NeighbourMap:
-    """`pairs` as tables over `rows_in` and `rows_out` rows, padding included; kept with the pairs."""
+def device_map(relation: TapPairs | Windows | DeviceMap, rows_in: int, rows_out: int) -> DeviceMap:
+    """`relation` as tables over `rows_in` and `rows_out` rows, padding included; kept with host pairs."""
+    if isinstance(relation, DeviceMap):
+        return relation
+    pairs = relation.pairs if isinstance(relation, Windows) else relation
     source, target = (rows_out, rows_in) if pairs.flipped else (rows_in, rows_out)
-    held = pairs.tables.get((source, target))
+    held: DeviceMap | None = pairs.tables.get((source, target))
     if held is None:
-        sides = (pairs.in_rows(), pairs.out_rows())
-        one, other = sides[::-1] if pairs.flipped else sides
-        held = pairs.tables[source, target] = map_of_pairs(one, other, pairs.tap_ptr, source, target)
-    return NeighbourMap(held.back, held.nbr) if pairs.flipped else held
+        held = of_pairs(pairs.transposed() if pairs.flipped else pairs, source, target)
+        pairs.tables[source, target] = held
+    return held.transposed() if pairs.flipped else held
 
 
 def by_row(by_rank: np.ndarray, order: np.ndarray | None, size: int) -> mx.array:
@@ -40,6 +42,8 @@ def by_row(by_rank: np.ndarray, order: np.ndarray | None, size: int) -> mx.array
 
 def item_of_rows(order: np.ndarray | None, counts: np.ndarray, size: int) -> mx.array:
     """(size,) int32 batch item of each row, -1 in padding; items own consecutive ranks."""
+    if order is None and len(counts) == 1:
+        return live_item(size, int(counts[0]))
     item = np.full(size, -1, np.int32)
     ranked = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     item[slice(0, len(ranked)) if order is None else order] = ranked
@@ -48,7 +52,14 @@ def item_of_rows(order: np.ndarray | None, counts: np.ndarray, size: int) -> mx.
 
 def rows_of_ranks(order: np.ndarray | None, total: int) -> mx.array:
     """(total,) int32 row of each rank."""
-    return integers(np.arange(total) if order is None else order)
+    return numbers(total) if order is None else integers(order)
+
+
+def live_item(size: int, count: int | mx.array) -> mx.array:
+    """(size,) int32: 0 in the first `count` rows, -1 in the others."""
+    if size == 0:
+        return numbers(0)
+    return mx.where(numbers(size) < count, mx.array(0, mx.int32), mx.array(-1, mx.int32))
 
 
 def segments_of(group: np.ndarray, size: int) -> kernel_rows.Segments:
@@ -65,6 +76,9 @@ def span_sums(x: mx.array, order: mx.array, counts: np.ndarray) -> mx.array:
     return kernel_rows.batch_reduce(x, order, counts, "sum")[0]
 
 
-def column_sums(x: mx.array, count: int) -> mx.array:
+def column_sums(x: mx.array, count: int | mx.array) -> mx.array:
     """Sum (C,) float32 of the first `count` rows."""
+    if isinstance(count, mx.array):
+        live = numbers(x.shape[0])[:, None] < count
+        x, count = mx.where(live, x, mx.zeros((), x.dtype)), x.shape[0]
     return span_sums(x, rows_of_ranks(None, count), np.array([count]))[0]

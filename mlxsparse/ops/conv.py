@@ -266,8 +266,7 @@ def _apply(
     *,
     backwards: bool = False,
 ) -> SparseTensor:
-    co, *_, ci = w.shape
-    pairs = found.pairs if taps is None else found.select(taps.index)
-    pairs = pairs.transposed() if backwards else pairs
-    y = convolve(x.feats, w.reshape(co, len(pairs.tap_ptr) - 1, ci), bias, pairs, key.capacity, groups)
+    co, kx, ky, kz, ci = w.shape
+    pairs = found.by_taps.transposed() if backwards else found.by_taps
+    y = convolve(x.feats, w.reshape(co, kx * ky * kz, ci), bias, pairs, key.capacity, groups)
     return SparseTensor._of(key, y)

@@ -66,9 +66,9 @@ def avg_pool3d(
     """Mean over the active inputs of each window; with `count_include_empty`, over all its sites."""
     key, pairs, kernel = _geometry(x, kernel_size, stride, padding, dilation, support, out, capacity)
     if count_include_empty:
-        scale = np.full(pairs.num_out, 1.0 / kernel.volume, np.float32)
+        scale = pooling.constant_scale(pairs, 1.0 / kernel.volume)
     else:
-        scale = (1.0 / np.maximum(pooling.pair_counts(pairs), 1)).astype(np.float32)
+        scale = pooling.mean_scale(pairs)
     return SparseTensor._of(key, pooling.sum_pool(x.feats, pairs, key.capacity, scale))
 
 

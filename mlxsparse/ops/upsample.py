@@ -26,9 +26,8 @@ def pool_transpose3d(
     check_tensor(x)
     kernel = Kernel.of(kernel_size, kernel_size if stride is None else stride)
     key = transposed_key(x, kernel, out)
-    pairs = x.manager.kernel_map(key, x.key, kernel).pairs.transposed()
-    scale = (1.0 / np.maximum(pooling.pair_counts(pairs), 1)).astype(np.float32)
-    return SparseTensor._of(key, pooling.sum_pool(x.feats, pairs, key.capacity, scale))
+    pairs = x.manager.kernel_map(key, x.key, kernel).by_taps.transposed()
+    return SparseTensor._of(key, pooling.sum_pool(x.feats, pairs, key.capacity, pooling.mean_scale(pairs)))
 
 
 def upsample_nearest(x: SparseTensor, scale: TripleLike, *, out: Target | None = None) -> SparseTensor:
@@ -42,7 +41,7 @@ def upsample_nearest(x: SparseTensor, scale: TripleLike, *, out: Target | None =
     kernel = Kernel.of(scale, scale)
     key = _fine_key(x, kernel, out, "upsample_nearest")
     # One tap reaches each output, by the map that a convolution or pooling with K = s has made.
-    pairs = x.manager.kernel_map(key, x.key, kernel).pairs.transposed()
+    pairs = x.manager.kernel_map(key, x.key, kernel).by_taps.transposed()
     return SparseTensor._of(key, pooling.sum_pool(x.feats, pairs, key.capacity))
 
 

@@ -1,0 +1,139 @@
+"""Coordinate sets and kernel maps on a GPU: what manager.py does with host indexes, by kernels.
+
+Nothing waits for the device but the checks of a new set, and the count of a created one.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import mlx.core as mx
+import numpy as np
+
+from ..backend import kernel_coords, kernel_sites
+from ..backend.kernel_sites import Extent, Reached
+from ..engine.device_map import DeviceMap, Side, submanifold
+from ..engine.index import LIMIT, build_index
+from ..engine.sorting import columns_of
+from ..errors import CapacityError, CoordinateRangeError, MLXSparseError
+from .geometry import Kernel, Triple
+from .keys import PADDING, CoordinateMapKey, Record, check_duplicates, check_range, host_rows
+
+
+def inserted(
+    coords: mx.array,
+    count: int,
+    stride: Triple,
+    batch_size: int | None,
+    spatial_shape: Triple | None,
+    validate: bool,
+) -> Record:
+    """Record of (capacity, 4) coordinates with padding past `count`, checked in one read."""
+    active = coords[:count]
+    if not validate and batch_size is not None:
+        return Record(coords, count, stride, batch_size, None, spatial_shape, False)
+    if count == 0:
+        extent = Extent((0, 0, 0), (1, 1, 1), batch_size or 0)
+        return Record(coords, 0, stride, batch_size or 0, None, spatial_shape, False, extent)
+    table = kernel_coords.hash_table(coords) if validate else None
+    found = [active.min(axis=0), active.max(axis=0)]
+    if table is not None:
+        found.append(mx.broadcast_to(table.repeated.astype(mx.int32), (4,)))
+    read = np.array(mx.stack(found))
+    ends = read[:2]
+    if validate and (_range_is_wrong(ends, batch_size, spatial_shape) or read[2, 0]):
+        rows = host_rows(active)
+        check_range(columns_of(rows), batch_size, spatial_shape)  # the same errors as on the host
+        check_duplicates(build_index(rows), rows)
+        raise MLXSparseError("coords were refused by the device's check and pass the host's; please report this")
+    size = int(ends[1, 0]) + 1 if batch_size is None else batch_size
+    extent = kernel_sites.extent_between(ends, size)
+    record = Record(coords, count, stride, size, None, spatial_shape, False, extent)
+    if table is not None:
+        record.table = table
+    return record
+
+
+def _range_is_wrong(ends: np.ndarray, batch_size: int | None, shape: Triple | None) -> bool:
+    (first, *low), (last, *high) = ends.astype(int).tolist()
+    if first < 0 or (batch_size is not None and last >= batch_size):
+        return True
+    if min(low) <= -LIMIT or max(high) >= LIMIT:
+        return True
+    return shape is not None and (min(low) < 0 or any(h >= s for h, s in zip(high, shape)))
+
+
+def padded(coords: mx.array, count: int, capacity: int) -> mx.array:
+    """The first `count` rows of coordinates, and padding."""
+    rows = coords[:count]
+    if capacity == count:
+        return rows
+    return mx.concatenate([rows, mx.broadcast_to(mx.array(PADDING, mx.int32), (capacity - count, 4))])
+
+
+def derived(
+    key: CoordinateMapKey,
+    kernel: Kernel,
+    support: str,
+    lattice: Triple,
+    bounds: Triple | None,
+    capacity: int | None,
+) -> Record:
+    """Record of a created set; its count is read."""
+    source = key._record
+    forward = support != "generative"
+    if support == "parents":
+        size, stride, padding, dilation = kernel.stride, kernel.stride, (0, 0, 0), (1, 1, 1)
+    else:
+        size, stride, padding, dilation = kernel.size, kernel.stride, kernel.padding, kernel.dilation
+    extent = kernel_sites.reached_extent(source.extent, size, stride, padding, dilation, forward)
+    within = None if support == "parents" else bounds
+    made: Reached | None = None
+    if extent.fits:
+        made = kernel_sites.reached(
+            source.coords, extent, size, stride, padding, dilation, within, forward=forward
+        )
+        if int(made.outside.item()):
+            raise CoordinateRangeError(
+                f"the {support} support leaves (-2**30, 2**30): it reaches from {extent.low} over {extent.span}"
+            )
+        sites = made.sites
+    elif support == "parents":  # coordinates too far apart for numbers of 63 bits
+        sites = kernel_coords.parents(source.coords[: source.count], stride)
+    else:
+        build = kernel_coords.touched if forward else kernel_coords.generated
+        sites = build(source.coords[: source.count], size, stride, padding, dilation, within)
+    count = sites.shape[0]
+    if capacity is not None and count > capacity:
+        raise CapacityError(f"capacity={capacity} is too small: the output has {count} sites")
+    coords = padded(sites, count, count if capacity is None else capacity)
+    mx.async_eval(coords)
+    record = Record(coords, count, lattice, source.batch_size, None, bounds, capacity is not None, extent)
+    record.presorted = True
+    if support == "parents" and made is not None:
+        source.windows[kernel.stride] = weakref.ref(record), made
+    return record
+
+
+def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel) -> DeviceMap:
+    """The kernel map of two sets."""
+    source, target = in_key._record, out_key._record
+    rows_in, rows_out = source.coords.shape[0], target.coords.shape[0]
+    known = source.windows.get(kernel.stride) if kernel.covers_once else None
+    if kernel.is_centred and source is target:
+        made = kernel_coords.submanifold_map(source.table, kernel.size, kernel.dilation)
+        mx.async_eval(made)
+        return submanifold(lambda: made, rows_in, source.count, kernel.size)
+    if known is not None and known[0]() is target:
+        found = kernel_sites.window_map(source.coords, known[1]._replace(sites=target.coords), kernel.stride)
+    else:
+        found = kernel_coords.neighbour_map(
+            source.table, target.coords, kernel.size, kernel.stride, kernel.padding, kernel.dilation
+        )
+    mx.async_eval(*found)
+    return DeviceMap(
+        Side(lambda: found.nbr, rows_in, kernel.size),
+        Side(lambda: found.back, rows_out, kernel.size),
+        source.count,
+        target.count,
+    )

@@ -1,0 +1,117 @@
+"""A kernel map on a GPU: neighbour tables of both sides and their tiles, each made when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import mlx.core as mx
+import numpy as np
+
+from ..backend.kernel_tiles import TapTiles, tap_tiles
+from .neighbors import TapPairs
+
+
+class Side:
+    """One side of a map: the row on the other side of each tap and row."""
+
+    def __init__(self, make: Callable[[], mx.array], sources: int, size: tuple[int, ...]):
+        self._make = make
+        self.sources = sources  # rows on the other side
+        self.size = size  # of the kernel
+
+    @cached_property
+    def table(self) -> mx.array:
+        """(T, rows) int32, -1 where there is no pair."""
+        return self._make()
+
+    @cached_property
+    def tiles(self) -> TapTiles:
+        """The table in the order that tiles use."""
+        return tap_tiles(self.table, self.sources, self.size)
+
+    @property
+    def nbytes(self) -> int:
+        made = self.__dict__
+        tables = [made["table"]] if "table" in made else []
+        return sum(a.nbytes for a in [*tables, *(made["tiles"][:3] if "tiles" in made else ())])
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceMap:
+    """Pairs of a kernel map as tables; ``output`` has a row of each output, ``input`` one of each input.
+
+    symmetric: a map of a set onto itself in which tap t reads back what tap T - 1 - t reads.
+    """
+
+    output: Side
+    input: Side
+    num_in: int | mx.array  # active rows; an array where they are not known on the host
+    num_out: int | mx.array
+    symmetric: bool = False
+
+    @property
+    def rows_in(self) -> int:
+        return self.output.sources
+
+    @property
+    def rows_out(self) -> int:
+        return self.input.sources
+
+    def transposed(self) -> DeviceMap:
+        """The same pairs read from output to input."""
+        return DeviceMap(self.input, self.output, self.num_out, self.num_in, self.symmetric)
+
+    def counts(self) -> mx.array:
+        """(rows_out,) int32 active inputs of each output row."""
+        return (self.output.table >= 0).sum(axis=0).astype(mx.int32)
+
+    @property
+    def pairs(self) -> TapPairs:
+        """The pairs on the host, by row: for inspection."""
+        table = np.array(self.output.table)
+        tap, out = np.nonzero(table >= 0)
+        counts = np.bincount(tap, minlength=len(table))
+        return TapPairs(
+            table[tap, out].astype(np.int32),
+            out.astype(np.int32),
+            np.concatenate(([0], np.cumsum(counts, dtype=np.int64))),
+            None,
+            None,
+            int(self.num_in),
+            int(self.num_out),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what was made so far."""
+        return self.output.nbytes + self.input.nbytes
+
+
+def submanifold(make: Callable[[], mx.array], rows: int, count: int | mx.array, size: tuple[int, ...]) -> DeviceMap:
+    """Map of a set onto itself, symmetric under t -> T - 1 - t; `make` gives its table."""
+    output = Side(make, rows, size)
+    return DeviceMap(output, Side(lambda: output.table[::-1], rows, size), count, count, symmetric=True)
+
+
+def of_pairs(pairs: TapPairs, rows_in: int, rows_out: int) -> DeviceMap:
+    """Pairs made on the host, over `rows_in` and `rows_out` rows, padding included."""
+    taps = len(pairs.tap_ptr) - 1
+    tap = np.repeat(np.arange(taps), np.diff(pairs.tap_ptr))
+
+    def table(of: np.ndarray, to: np.ndarray, rows: int) -> Callable[[], mx.array]:
+        def make() -> mx.array:
+            made = np.full((taps, rows), -1, np.int32)
+            made[tap, of] = to
+            return mx.array(made)
+
+        return make
+
+    one, other = pairs.in_rows(), pairs.out_rows()
+    return DeviceMap(
+        Side(table(other, one, rows_out), rows_in, (taps,)),
+        Side(table(one, other, rows_in), rows_out, (taps,)),
+        pairs.num_in,
+        pairs.num_out,
+    )
