@@ -143,15 +143,16 @@ class CoordinateManager:
         if record is not None and known:
             key = self._key(record)
         else:
+            on_device = executor() == "kernel"  # one read there checks all
             key = self.insert(
                 coords,
                 stride,
                 active_rows,
                 batch_size=batch_size,
                 spatial_shape=spatial_shape,
-                validate=False,
+                validate=on_device,
             )
-            if executor() == "host":
+            if not on_device:
                 check_duplicates(key.index, view(coords))
         key.rebuilt = True
         return key

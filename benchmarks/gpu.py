@@ -1,0 +1,278 @@
+"""mlxsparse on a GPU, beside spconv on the same card in the same run where it is installed.
+
+    python benchmarks/gpu.py WORK.npz [--only TEXT] [--out FILE] [--no-spconv]
+
+WORK.npz holds surf_100k and surf_1m, int32 (N, 4) batch, x, y, z in scan order. Milliseconds are medians of
+synchronised calls and, in brackets, means of a chain of calls inside one wait. "map cached": the kernel map is
+there; other cases start from coordinates on the device: checks, hash, map and row order are inside the time.
+spconv (torch with CUDA, spconv-cu126) runs in processes of its own: benchmarks/gpu_spconv.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import mlx.core as mx
+import mlx.nn
+import mlx.optimizers
+import numpy as np
+
+import mlxsparse as ms
+from benchmarks.gpu_cases import BLOCKS, CHANNELS, CLASSES, CLOUDS, IN_CHANNELS, LEVELS, measure
+from mlxsparse.models.minkunet import MinkUNet, ModelArgs
+
+PRECISIONS = {  # name -> (dtype, MLXSPARSE_FP32)
+    "fp16": (mx.float16, ""),
+    "bf16": (mx.bfloat16, ""),
+    "tf32": (mx.float32, "tf32"),
+    "fp32": (mx.float32, "near"),
+    "fp32 exact": (mx.float32, "exact"),
+}
+Result = dict[str, float]
+
+
+def wait(result: Any) -> None:
+    mx.eval(result)
+    mx.synchronize()
+
+
+def random(seed: int, *shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
+    mx.random.seed(seed)
+    made = mx.random.normal(shape).astype(dtype)
+    mx.eval(made)
+    return made
+
+
+class Cloud:
+    """Coordinates on the device, a tensor with its map, and one without."""
+
+    def __init__(self, name: str, coords: np.ndarray):
+        self.name = name
+        self.coords = mx.array(coords) + 0  # in device memory
+        self.batch_size = int(coords[:, 0].max()) + 1
+        self.n = len(coords)
+        mx.eval(self.coords)
+
+    def fresh(self, feats: mx.array) -> ms.SparseTensor:
+        """A tensor of which nothing is known yet."""
+        return ms.SparseTensor(self.coords, feats, batch_size=self.batch_size)
+
+
+def convolutions(cloud: Cloud) -> Iterator[tuple[str, Callable[[], Result]]]:
+    base = cloud.fresh(random(0, cloud.n, 1))
+    for precision, (dtype, mode) in PRECISIONS.items():
+        for c in CHANNELS:
+
+            def cached(c: int = c, dtype: mx.Dtype = dtype, mode: str = mode) -> Result:
+                os.environ["MLXSPARSE_FP32"] = mode
+                feats = random(1, cloud.n, c, dtype=dtype)
+                w = (random(2, c, 3, 3, 3, c) / (10.4 * c) ** 0.5).astype(dtype)
+                x = base.replace(feats)
+
+                def chain(n: int) -> mx.array:
+                    y = x
+                    for _ in range(n):
+                        y = ms.ops.subm_conv3d(y, w)
+                    return y.feats
+
+                found = measure(lambda: ms.ops.subm_conv3d(x, w).feats, wait, chain=chain)
+                found["error"] = error(x, w)
+                return found
+
+            def step(c: int = c, dtype: mx.Dtype = dtype, mode: str = mode) -> Result:
+                os.environ["MLXSPARSE_FP32"] = mode
+                feats = random(1, cloud.n, c, dtype=dtype)
+                w = (random(2, c, 3, 3, 3, c) / (10.4 * c) ** 0.5).astype(dtype)
+                ct = random(3, cloud.n, c, dtype=dtype)
+
+                def passes() -> Any:
+                    return mx.vjp(lambda f, w: ms.ops.subm_conv3d(base.replace(f), w).feats, [feats, w], [ct])
+
+                return measure(passes, wait, 10)
+
+            yield f"{precision} subm{c}, map cached", cached
+            if precision in ("fp16", "tf32", "fp32"):
+                yield f"{precision} subm{c}, map cached, forward and both gradients", step
+
+
+def error(x: ms.SparseTensor, w: mx.array) -> float:
+    """Of 256 rows, relative to the largest value, in float64."""
+    y = ms.ops.subm_conv3d(x, w).feats
+    table = x.manager.kernel_map(x.key, x.key, ms.coords.Kernel.submanifold(3)).relation.output.table
+    rows = mx.array(np.random.default_rng(0).integers(0, x.capacity, 256).astype(np.int32))
+    nbr = np.array(table[:, rows])
+    feats = np.array(x.feats[mx.array(np.maximum(nbr, 0).ravel())].astype(mx.float32)).astype(np.float64)
+    feats = feats.reshape(*nbr.shape, -1) * (nbr >= 0)[..., None]
+    taps = np.array(w.astype(mx.float32)).astype(np.float64).reshape(w.shape[0], 27, -1)
+    wanted = np.einsum("tmc,otc->mo", feats, taps)
+    got = np.array(y[rows].astype(mx.float32))
+    return float(f"{np.abs(got - wanted).max() / np.abs(wanted).max():.1e}")
+
+
+def maps(cloud: Cloud) -> Iterator[tuple[str, Callable[[], Result]]]:
+    one = random(0, cloud.n, 1)
+    kernel = ms.coords.Kernel.submanifold(3)
+
+    def map_only() -> Any:
+        x = cloud.fresh(one)
+        return x.manager.kernel_map(x.key, x.key, kernel).relation.output.tiles[:3]
+
+    yield "map only subm3", lambda: measure(map_only, wait)
+
+    def no_check() -> Any:
+        x = ms.SparseTensor(cloud.coords, one, batch_size=cloud.batch_size, validate=False)
+        return x.manager.kernel_map(x.key, x.key, kernel).relation.output.tiles[:3]
+
+    yield "map only subm3, unchecked", lambda: measure(no_check, wait)
+    for precision, dtype in (("fp16", mx.float16), ("fp32", mx.float32)):
+
+        def run(make: Callable[[ms.SparseTensor], Any], c: int, dtype: mx.Dtype = dtype) -> Result:
+            os.environ["MLXSPARSE_FP32"] = ""
+            feats = random(1, cloud.n, c, dtype=dtype)
+            return measure(lambda: make(cloud.fresh(feats)).feats, wait, 10)
+
+        w32, w2, w3 = (random(2, c, k, k, k, c, dtype=dtype) for c, k in ((32, 3), (64, 2), (64, 3)))
+        runs: dict[str, tuple[int, Callable[[ms.SparseTensor], Any]]] = {
+            "map+subm32": (32, lambda x, w=w32: ms.ops.subm_conv3d(x, w)),
+            "conv k2s2 map+conv": (64, lambda x, w=w2: ms.ops.conv3d(x, w, stride=2)),
+            "conv k3s2 map+conv": (64, lambda x, w=w3: ms.ops.conv3d(x, w, stride=2, padding=1)),
+            "maxpool k2s2 map+pool": (64, lambda x: ms.ops.max_pool3d(x, 2)),
+        }
+        for name, (c, make) in runs.items():
+            yield f"{precision} {name}", lambda make=make, c=c, run=run: run(make, c)
+
+
+def networks(cloud: Cloud) -> Iterator[tuple[str, Callable[[], Result]]]:
+    def model(dtype: mx.Dtype) -> MinkUNet:
+        mx.random.seed(0)
+        made = MinkUNet(ModelArgs(IN_CHANNELS, CLASSES, LEVELS, BLOCKS))
+        made.set_dtype(dtype)
+        mx.eval(made.parameters())
+        return made
+
+    def infer(known: bool) -> Result:
+        net = model(mx.float16)
+        net.eval()
+        feats = random(1, cloud.n, IN_CHANNELS, dtype=mx.float16)
+        x = cloud.fresh(feats)
+        return measure(lambda: net(x if known else cloud.fresh(feats)).feats, wait, 10)
+
+    def train() -> Result:
+        net = model(mx.float16)
+        feats = random(1, cloud.n, IN_CHANNELS, dtype=mx.float16)
+        labels = mx.random.randint(0, CLASSES, (cloud.n,))
+        optimizer = mlx.optimizers.SGD(1e-3)
+
+        def loss(net: MinkUNet, x: ms.SparseTensor) -> mx.array:
+            return mlx.nn.losses.cross_entropy(net(x).feats.astype(mx.float32), labels, reduction="mean")
+
+        step = mlx.nn.value_and_grad(net, loss)
+
+        def run() -> Any:
+            value, gradient = step(net, cloud.fresh(feats))
+            optimizer.update(net, gradient)
+            return net.parameters(), value
+
+        return measure(run, wait, 5)
+
+    yield "fp16 MinkUNet inference, maps and all", lambda: infer(False)
+    yield "fp16 MinkUNet inference, maps cached", lambda: infer(True)
+    yield "fp16 MinkUNet training step", train
+
+
+def ceilings() -> Iterator[tuple[str, Callable[[], Result]]]:
+    def copy() -> Result:
+        a = mx.zeros((1 << 28,), mx.float32)
+        found = measure(lambda: a + 1.0, wait, 10)
+        found["TB/s"] = round(2 * a.nbytes / found["chain"] / 1e9, 3)
+        return found
+
+    def matmul() -> Result:
+        a = random(0, 8192, 8192, dtype=mx.float16)
+        found = measure(lambda: a @ a, wait, 10)
+        found["TFLOP/s"] = round(2 * 8192**3 / found["chain"] / 1e9, 1)
+        return found
+
+    yield "copy", copy
+    yield "fp16 matmul", matmul
+
+
+def peers(work: pathlib.Path, only: str) -> dict[str, Result]:
+    """spconv's results of the same cases; TF32 in a process of its own, as it keeps its choice of kernels."""
+    if not all(importlib.util.find_spec(name) for name in ("torch", "spconv")):
+        return {}
+    found: dict[str, Result] = {}
+    script = pathlib.Path(__file__).with_name("gpu_spconv.py")
+    for precision in ("fp16", "fp32", "tf32"):
+        command = [sys.executable, str(script), str(work), precision, only]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        if done.returncode or not lines:
+            print(f"spconv {precision}: {done.stderr[-600:]}", file=sys.stderr)
+        for line in lines:
+            found.update(json.loads(line))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", type=pathlib.Path)
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--out", type=pathlib.Path, help="JSON file for all figures")
+    parser.add_argument("--no-spconv", action="store_true")
+    options = parser.parse_args()
+    mx.set_default_device(mx.gpu)
+    others = {} if options.no_spconv else peers(options.work, options.only)
+    info = getattr(mx, "device_info", None)
+    print(f"mlx {mx.__version__}, {info().get('device_name', '') if info else mx.default_device()}", flush=True)
+    work = np.load(options.work)
+    figures: dict[str, Result] = {}
+    print(f"{'case':62s} {'sync (chain) ms':>22s} {'spconv':>20s} {'ratio':>14s} {'peak MiB':>9s}")
+
+    def report(name: str, case: Callable[[], Result]) -> None:
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        try:
+            found = case()
+        except Exception as error:  # a case that fails is a result, and the others are wanted too
+            print(f"{name:62s} {type(error).__name__}: {str(error)[:200]}", flush=True)
+            return
+        found["peak MiB"] = mx.get_peak_memory() // 2**20
+        figures[name] = found
+        other = others.get(name)
+        beside, ratio = "", ""
+        if other:
+            beside = f"{other['sync']:.3f} ({other['chain']:.3f})"
+            ratio = f"{found['sync'] / other['sync']:.2f} ({found['chain'] / other['chain']:.2f})"
+        more = " ".join(f"{k} {v}" for k, v in found.items() if k not in ("sync", "chain", "peak MiB"))
+        ours = f"{found['sync']:.3f} ({found['chain']:.3f})"
+        print(f"{name:62s} {ours:>22s} {beside:>20s} {ratio:>14s} {found['peak MiB']:>9d} {more}", flush=True)
+
+    for name, case in ceilings():
+        if options.only in name:
+            report(name, case)
+    for label in CLOUDS:
+        if label not in work:
+            continue
+        cloud = Cloud(label, work[label].astype(np.int32))
+        for group in (maps, convolutions, networks):
+            for name, case in group(cloud):
+                if options.only in f"{label} {name}":
+                    report(f"{label} {name}", case)
+    if options.out:
+        options.out.write_text(json.dumps({"mlxsparse": figures, "spconv": others}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

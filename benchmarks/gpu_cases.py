@@ -1,0 +1,36 @@
+"""What both sides of the GPU comparison share: timing of a call, and names of the cases."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+CLOUDS = ("surf_1m", "surf_100k")
+CHANNELS = (32, 64, 128)
+LEVELS, BLOCKS, IN_CHANNELS, CLASSES = (32, 64, 128, 256), 2, 4, 20  # of the MinkUNet
+
+
+def measure(
+    run: Callable[[], Any], wait: Callable[[Any], None], calls: int = 20, chain: Callable[[int], Any] | None = None
+) -> dict[str, float]:
+    """Milliseconds: median of synchronised calls, and mean of a chain of them inside one wait.
+
+    wait(result) returns when the device has it. chain(n) makes n calls of which each needs the one before;
+    default: n independent ones.
+    """
+    for _ in range(3):
+        wait(run())
+    single = []
+    for _ in range(calls):
+        start = time.perf_counter()
+        wait(run())
+        single.append(time.perf_counter() - start)
+    linked = chain or (lambda n: [run() for _ in range(n)])
+    wait(linked(calls))
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        wait(linked(calls))
+        best = min(best, (time.perf_counter() - start) / calls)
+    return {"sync": round(1e3 * sorted(single)[calls // 2], 4), "chain": round(1e3 * best, 4)}

@@ -1,0 +1,183 @@
+"""Tile shapes of the tiled convolution and the parts of map building, timed on a GPU.
+
+    python benchmarks/gpu_tiles.py WORK.npz [--cloud surf_1m] [--only parts|forward|grad]
+
+WORK.npz as in gpu.py. Milliseconds: median of synchronised calls (mean of a chain).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import mlx.core as mx
+import numpy as np
+
+from benchmarks.gpu_cases import measure
+from mlxsparse.backend import kernel_coords, kernel_sites, kernel_tiles, library
+from mlxsparse.backend.kernel_tiles import Tile
+
+HALF, SINGLE = mx.float16, mx.float32
+FORWARD = {  # (dtype, mode, channels) -> shapes
+    (HALF, "", 32): [Tile(128, 32, 32, 4, 1, 2, 3), Tile(256, 32, 32, 4, 1, 2, 3), Tile(128, 32, 32, 4, 1, 3, 3)]
+    + [Tile(64, 32, 32, 2, 2, 2, 3), Tile(128, 32, 32, 2, 2, 2, 2)],
+    (HALF, "", 64): [Tile(128, 64, 64, 2, 2, 2, 2), Tile(128, 64, 64, 4, 1, 2, 2), Tile(256, 64, 32, 4, 1, 2, 2)]
+    + [Tile(64, 64, 64, 2, 2, 2, 2), Tile(256, 64, 64, 4, 2, 2, 2), Tile(128, 64, 64, 2, 2, 2, 3)],
+    (HALF, "", 128): [Tile(128, 128, 64, 2, 2, 2, 3), Tile(128, 128, 32, 2, 2, 3, 3), Tile(256, 128, 32, 4, 2, 2, 3)]
+    + [Tile(256, 128, 64, 4, 2, 2, 3), Tile(128, 128, 64, 4, 2, 2, 3)],
+    (SINGLE, "tf32", 32): [Tile(128, 32, 32, 4, 1, 2, 3), Tile(128, 32, 16, 4, 1, 3, 3)],
+    (SINGLE, "tf32", 64): [Tile(256, 64, 32, 4, 1, 2, 1), Tile(128, 64, 32, 2, 2, 2, 2), Tile(128, 64, 32, 4, 1, 2, 3)],
+    (SINGLE, "tf32", 128): [Tile(128, 128, 32, 2, 2, 2, 3), Tile(256, 128, 32, 4, 2, 2, 3)],
+    (SINGLE, "", 32): [Tile(128, 32, 32, 4, 1, 2, 3)],
+    (SINGLE, "", 64): [Tile(256, 64, 32, 4, 1, 2, 1), Tile(128, 64, 32, 2, 2, 2, 2), Tile(128, 64, 32, 4, 1, 2, 3)]
+    + [Tile(128, 64, 32, 4, 2, 2, 3)],
+    (SINGLE, "", 128): [Tile(128, 128, 32, 2, 2, 2, 3), Tile(128, 128, 32, 4, 2, 2, 3), Tile(128, 64, 32, 2, 2, 2, 3)],
+    (SINGLE, "exact", 64): [Tile(256, 64, 32, 4, 1, 2, 1), Tile(128, 64, 32, 2, 2, 2, 2), Tile(128, 64, 32, 4, 2, 2, 2)],
+}
+GRAD = {
+    (HALF, "", 32): [Tile(32, 32, 64, 2, 2, 4), Tile(32, 32, 64, 2, 2, 2), Tile(32, 32, 64, 2, 1, 3)],
+    (HALF, "", 64): [Tile(64, 64, 64, 2, 2, 2), Tile(64, 64, 32, 2, 2, 3), Tile(64, 64, 64, 2, 2, 3)],
+    (HALF, "", 128): [Tile(128, 128, 32, 2, 2, 2), Tile(128, 128, 64, 2, 2, 2), Tile(64, 64, 64, 2, 2, 2)],
+    (SINGLE, "", 64): [Tile(64, 64, 32, 2, 2, 2), Tile(64, 64, 32, 2, 2, 3)],
+    (SINGLE, "tf32", 64): [Tile(64, 64, 32, 2, 2, 2)],
+}
+
+
+def wait(result: Any) -> None:
+    mx.eval(result)
+    mx.synchronize()
+
+
+def show(name: str, run: Callable[[], Any], **options: Any) -> None:
+    try:
+        found = measure(run, wait, 10, **options)
+        print(f"{name:64s} {found['sync']:8.3f} ({found['chain']:.3f})", flush=True)
+    except Exception as error:
+        print(f"{name:64s} {type(error).__name__}: {str(error)[:160]}", flush=True)
+
+
+def parts(coords: mx.array) -> None:
+    """What map building is made of."""
+    n = coords.shape[0]
+    table = kernel_coords.hash_table(coords)
+    nbr = kernel_coords.submanifold_map(table, (3, 3, 3))
+    wait([table.slots, nbr])
+    print(f"rows {n}, pairs {int((nbr >= 0).sum().item())}")
+    show("bounds of coordinates", lambda: [coords.min(axis=0), coords.max(axis=0)])
+    show("hash insert", lambda: kernel_coords.hash_table(coords).slots)
+    show("27-tap submanifold map", lambda: kernel_coords.submanifold_map(table, (3, 3, 3)))
+    show("27-tap map by neighbour_map, both sides", lambda: kernel_coords.neighbour_map(
+        table, coords, (3, 3, 3), padding=(1, 1, 1)))
+    show("fill 27 N with -1", lambda: mx.full((27, n), -1, mx.int32))
+    bit = kernel_tiles._bits((3, 3, 3))
+    groups = (library.blocks(n, 256), 1, 1)
+
+    def keys() -> mx.array:
+        return library.launch("tap_keys", [nbr, bit], [n, 27, 262144], [(n,)], groups)[0]
+
+    made = keys()
+    show("tap keys", keys)
+    show("argsort of the keys", lambda: mx.argsort(made))
+    show("sort of 32-bit keys", lambda: mx.sort(made))
+    wide = made.astype(mx.uint64)
+    show("argsort of 64-bit keys", lambda: mx.argsort(wide))
+    show("cumsum int32", lambda: mx.cumsum(made.astype(mx.int32)))
+    show("order and tiles", lambda: kernel_tiles.tap_tiles(nbr, n, (3, 3, 3))[:3])
+    for window in (65536, 131072, 524288, n):
+        os.environ["MLXSPARSE_WINDOW"] = str(window)
+        tiles = kernel_tiles.tap_tiles(nbr, n, (3, 3, 3))
+        live = np.unpackbits(np.array(tiles.masks).view(np.uint8)).sum() * 32
+        print(f"window {window}: pairs of 32 rows {live}")
+    os.environ.pop("MLXSPARSE_WINDOW")
+    extent = kernel_sites.extent_of(coords, 8)
+    half = kernel_sites.reached_extent(extent, (2,) * 3, (2,) * 3, (0,) * 3, (1,) * 3, True)
+    show("parents k2 s2 (count read)", lambda: kernel_sites.reached(coords, half, (2,) * 3, (2,) * 3).sites)
+    show("parents k2 s2, capacity", lambda: kernel_sites.reached(
+        coords, half, (2,) * 3, (2,) * 3, capacity=n).sites)
+    below = kernel_sites.reached(coords, half, (2,) * 3, (2,) * 3)
+    wait(below.sites)
+    show("window map", lambda: kernel_sites.window_map(coords, below, (2,) * 3))
+    third = kernel_sites.reached_extent(extent, (3,) * 3, (2,) * 3, (1,) * 3, (1,) * 3, True)
+    show("touched k3 s2 (count read)", lambda: kernel_sites.reached(
+        coords, third, (3,) * 3, (2,) * 3, (1,) * 3).sites)
+    far = kernel_sites.reached(coords, third, (3,) * 3, (2,) * 3, (1,) * 3).sites
+    show("map k3 s2", lambda: kernel_coords.neighbour_map(table, far, (3,) * 3, (2,) * 3, (1,) * 3))
+    print(f"parents {below.sites.shape[0]}, touched {far.shape[0]}")
+    copied = np.array(coords)  # does a host view slow what reads the array next?
+    show(f"hash insert after a host view ({copied.nbytes >> 20} MiB)", lambda: kernel_coords.hash_table(coords).slots)
+
+
+def named(kind: str, key: tuple[mx.Dtype, str, int], tile: Tile) -> str:
+    dtype, mode, channels = key
+    return f"{kind} {str(dtype)[9:]} {mode} {channels} {'x'.join(map(str, tile))}"
+
+
+def inputs(key: tuple[mx.Dtype, str, int], n: int) -> tuple[mx.array, mx.array]:
+    dtype, _, c = key
+    mx.random.seed(0)
+    x = mx.random.normal((n, c)).astype(dtype)
+    w = (mx.random.normal((c, 27, c)) / (10.4 * c) ** 0.5).astype(dtype)
+    mx.eval(x, w)
+    return x, w
+
+
+def chosen(key: tuple[mx.Dtype, str, int], tile: Tile, weight: bool) -> None:
+    os.environ["MLXSPARSE_FP32"] = key[1]
+    kernel_tiles.chosen.clear()
+    kernel_tiles.chosen[weight, key[2]] = tile
+
+
+def sweep(coords: mx.array, only: str) -> Iterator[None]:
+    n = coords.shape[0]
+    tiles = kernel_tiles.tap_tiles(
+        kernel_coords.submanifold_map(kernel_coords.hash_table(coords), (3, 3, 3)), n, (3, 3, 3)
+    )
+    wait(tiles[:3])
+    for key, shapes in FORWARD.items() if only in "forward" else ():
+        x, w = inputs(key, n)
+        for i, tile in enumerate(shapes):
+            chosen(key, tile, False)
+
+            def chain(times: int, x: mx.array = x, w: mx.array = w) -> mx.array:
+                for _ in range(times):
+                    x = kernel_tiles.forward(x, w, tiles)
+                return x
+
+            show(named("forward", key, tile), lambda x=x, w=w: kernel_tiles.forward(x, w, tiles), chain=chain)
+            if i == 0:
+                grad = lambda x=x, w=w: kernel_tiles.input_grad(x, w, tiles, flip=True)  # noqa: E731
+                show(named("input gradient", key, tile), grad)
+            yield
+    for key, shapes in GRAD.items() if only in "grad" else ():
+        x, w = inputs(key, n)
+        for tile in shapes:
+            chosen(key, tile, True)
+            show(named("weight gradient", key, tile), lambda x=x: kernel_tiles.weight_grad(x, x, tiles))
+            yield
+    kernel_tiles.chosen.clear()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", type=pathlib.Path)
+    parser.add_argument("--cloud", default="surf_1m")
+    parser.add_argument("--only", default="", help="parts, forward or grad")
+    options = parser.parse_args()
+    mx.set_default_device(mx.gpu)
+    coords = mx.array(np.load(options.work)[options.cloud].astype(np.int32)) + 0
+    mx.eval(coords)
+    for _ in sweep(coords, options.only) if options.only != "parts" else ():
+        pass
+    if options.only in ("", "parts"):
+        parts(coords)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
