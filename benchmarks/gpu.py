@@ -225,7 +225,9 @@ def peers(work: pathlib.Path, only: str) -> dict[str, Result]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("work", type=pathlib.Path)
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--out", type=pathlib.Path, help="JSON file for all figures")
@@ -234,7 +236,9 @@ def main() -> int:
     mx.set_default_device(mx.gpu)
     others = {} if options.no_spconv else peers(options.work, options.only)
     info = getattr(mx, "device_info", None)
-    print(f"mlx {mx.__version__}, {info().get('device_name', '') if info else mx.default_device()}", flush=True)
+    print(
+        f"mlx {mx.__version__}, {info().get('device_name', '') if info else mx.default_device()}", flush=True
+    )
     work = np.load(options.work)
     figures: dict[str, Result] = {}
     print(f"{'case':62s} {'sync (chain) ms':>22s} {'spconv':>20s} {'ratio':>14s} {'peak MiB':>9s}")

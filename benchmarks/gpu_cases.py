@@ -12,7 +12,10 @@ LEVELS, BLOCKS, IN_CHANNELS, CLASSES = (32, 64, 128, 256), 2, 4, 20  # of the Mi
 
 
 def measure(
-    run: Callable[[], Any], wait: Callable[[Any], None], calls: int = 20, chain: Callable[[int], Any] | None = None
+    run: Callable[[], Any],
+    wait: Callable[[Any], None],
+    calls: int = 20,
+    chain: Callable[[int], Any] | None = None,
 ) -> dict[str, float]:
     """Milliseconds: median of synchronised calls, and mean of a chain of them inside one wait.
 

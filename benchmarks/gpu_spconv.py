@@ -89,7 +89,9 @@ class MinkUNet(nn.Module):
         self.down_norm = nn.ModuleList(Norm(c[i]) for i in range(n - 1))
         self.encoder = nn.ModuleList(blocks(c[i], c[i + 1], f"s{i + 1}") for i in range(n - 1))
         up = range(n - 2, -1, -1)
-        self.up = nn.ModuleList(sp.SparseInverseConv3d(c[i + 1], c[i], 2, indice_key=f"d{i}", bias=False) for i in up)
+        self.up = nn.ModuleList(
+            sp.SparseInverseConv3d(c[i + 1], c[i], 2, indice_key=f"d{i}", bias=False) for i in up
+        )
         self.up_norm = nn.ModuleList(Norm(c[i]) for i in up)
         self.decoder = nn.ModuleList(blocks(2 * c[i], c[i], f"s{i}") for i in up)
         self.head = nn.Linear(c[0], CLASSES)

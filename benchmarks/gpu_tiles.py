@@ -25,20 +25,48 @@ from mlxsparse.backend.kernel_tiles import Tile
 
 HALF, SINGLE = mx.float16, mx.float32
 FORWARD = {  # (dtype, mode, channels) -> shapes
-    (HALF, "", 32): [Tile(128, 32, 32, 4, 1, 2, 3), Tile(256, 32, 32, 4, 1, 2, 3), Tile(128, 32, 32, 4, 1, 3, 3)]
+    (HALF, "", 32): [
+        Tile(128, 32, 32, 4, 1, 2, 3),
+        Tile(256, 32, 32, 4, 1, 2, 3),
+        Tile(128, 32, 32, 4, 1, 3, 3),
+    ]
     + [Tile(64, 32, 32, 2, 2, 2, 3), Tile(128, 32, 32, 2, 2, 2, 2)],
-    (HALF, "", 64): [Tile(128, 64, 64, 2, 2, 2, 2), Tile(128, 64, 64, 4, 1, 2, 2), Tile(256, 64, 32, 4, 1, 2, 2)]
+    (HALF, "", 64): [
+        Tile(128, 64, 64, 2, 2, 2, 2),
+        Tile(128, 64, 64, 4, 1, 2, 2),
+        Tile(256, 64, 32, 4, 1, 2, 2),
+    ]
     + [Tile(64, 64, 64, 2, 2, 2, 2), Tile(256, 64, 64, 4, 2, 2, 2), Tile(128, 64, 64, 2, 2, 2, 3)],
-    (HALF, "", 128): [Tile(128, 128, 64, 2, 2, 2, 3), Tile(128, 128, 32, 2, 2, 3, 3), Tile(256, 128, 32, 4, 2, 2, 3)]
+    (HALF, "", 128): [
+        Tile(128, 128, 64, 2, 2, 2, 3),
+        Tile(128, 128, 32, 2, 2, 3, 3),
+        Tile(256, 128, 32, 4, 2, 2, 3),
+    ]
     + [Tile(256, 128, 64, 4, 2, 2, 3), Tile(128, 128, 64, 4, 2, 2, 3)],
     (SINGLE, "tf32", 32): [Tile(128, 32, 32, 4, 1, 2, 3), Tile(128, 32, 16, 4, 1, 3, 3)],
-    (SINGLE, "tf32", 64): [Tile(256, 64, 32, 4, 1, 2, 1), Tile(128, 64, 32, 2, 2, 2, 2), Tile(128, 64, 32, 4, 1, 2, 3)],
+    (SINGLE, "tf32", 64): [
+        Tile(256, 64, 32, 4, 1, 2, 1),
+        Tile(128, 64, 32, 2, 2, 2, 2),
+        Tile(128, 64, 32, 4, 1, 2, 3),
+    ],
     (SINGLE, "tf32", 128): [Tile(128, 128, 32, 2, 2, 2, 3), Tile(256, 128, 32, 4, 2, 2, 3)],
     (SINGLE, "", 32): [Tile(128, 32, 32, 4, 1, 2, 3)],
-    (SINGLE, "", 64): [Tile(256, 64, 32, 4, 1, 2, 1), Tile(128, 64, 32, 2, 2, 2, 2), Tile(128, 64, 32, 4, 1, 2, 3)]
+    (SINGLE, "", 64): [
+        Tile(256, 64, 32, 4, 1, 2, 1),
+        Tile(128, 64, 32, 2, 2, 2, 2),
+        Tile(128, 64, 32, 4, 1, 2, 3),
+    ]
     + [Tile(128, 64, 32, 4, 2, 2, 3)],
-    (SINGLE, "", 128): [Tile(128, 128, 32, 2, 2, 2, 3), Tile(128, 128, 32, 4, 2, 2, 3), Tile(128, 64, 32, 2, 2, 2, 3)],
-    (SINGLE, "exact", 64): [Tile(256, 64, 32, 4, 1, 2, 1), Tile(128, 64, 32, 2, 2, 2, 2), Tile(128, 64, 32, 4, 2, 2, 2)],
+    (SINGLE, "", 128): [
+        Tile(128, 128, 32, 2, 2, 2, 3),
+        Tile(128, 128, 32, 4, 2, 2, 3),
+        Tile(128, 64, 32, 2, 2, 2, 3),
+    ],
+    (SINGLE, "exact", 64): [
+        Tile(256, 64, 32, 4, 1, 2, 1),
+        Tile(128, 64, 32, 2, 2, 2, 2),
+        Tile(128, 64, 32, 4, 2, 2, 2),
+    ],
 }
 GRAD = {
     (HALF, "", 32): [Tile(32, 32, 64, 2, 2, 4), Tile(32, 32, 64, 2, 2, 2), Tile(32, 32, 64, 2, 1, 3)],
@@ -72,8 +100,10 @@ def parts(coords: mx.array) -> None:
     show("bounds of coordinates", lambda: [coords.min(axis=0), coords.max(axis=0)])
     show("hash insert", lambda: kernel_coords.hash_table(coords).slots)
     show("27-tap submanifold map", lambda: kernel_coords.submanifold_map(table, (3, 3, 3)))
-    show("27-tap map by neighbour_map, both sides", lambda: kernel_coords.neighbour_map(
-        table, coords, (3, 3, 3), padding=(1, 1, 1)))
+    show(
+        "27-tap map by neighbour_map, both sides",
+        lambda: kernel_coords.neighbour_map(table, coords, (3, 3, 3), padding=(1, 1, 1)),
+    )
     show("fill 27 N with -1", lambda: mx.full((27, n), -1, mx.int32))
     bit = kernel_tiles._bits((3, 3, 3))
     groups = (library.blocks(n, 256), 1, 1)
@@ -98,19 +128,26 @@ def parts(coords: mx.array) -> None:
     extent = kernel_sites.extent_of(coords, 8)
     half = kernel_sites.reached_extent(extent, (2,) * 3, (2,) * 3, (0,) * 3, (1,) * 3, True)
     show("parents k2 s2 (count read)", lambda: kernel_sites.reached(coords, half, (2,) * 3, (2,) * 3).sites)
-    show("parents k2 s2, capacity", lambda: kernel_sites.reached(
-        coords, half, (2,) * 3, (2,) * 3, capacity=n).sites)
+    show(
+        "parents k2 s2, capacity",
+        lambda: kernel_sites.reached(coords, half, (2,) * 3, (2,) * 3, capacity=n).sites,
+    )
     below = kernel_sites.reached(coords, half, (2,) * 3, (2,) * 3)
     wait(below.sites)
     show("window map", lambda: kernel_sites.window_map(coords, below, (2,) * 3))
     third = kernel_sites.reached_extent(extent, (3,) * 3, (2,) * 3, (1,) * 3, (1,) * 3, True)
-    show("touched k3 s2 (count read)", lambda: kernel_sites.reached(
-        coords, third, (3,) * 3, (2,) * 3, (1,) * 3).sites)
+    show(
+        "touched k3 s2 (count read)",
+        lambda: kernel_sites.reached(coords, third, (3,) * 3, (2,) * 3, (1,) * 3).sites,
+    )
     far = kernel_sites.reached(coords, third, (3,) * 3, (2,) * 3, (1,) * 3).sites
     show("map k3 s2", lambda: kernel_coords.neighbour_map(table, far, (3,) * 3, (2,) * 3, (1,) * 3))
     print(f"parents {below.sites.shape[0]}, touched {far.shape[0]}")
     copied = np.array(coords)  # does a host view slow what reads the array next?
-    show(f"hash insert after a host view ({copied.nbytes >> 20} MiB)", lambda: kernel_coords.hash_table(coords).slots)
+    show(
+        f"hash insert after a host view ({copied.nbytes >> 20} MiB)",
+        lambda: kernel_coords.hash_table(coords).slots,
+    )
 
 
 def named(kind: str, key: tuple[mx.Dtype, str, int], tile: Tile) -> str:
@@ -164,7 +201,9 @@ def sweep(coords: mx.array, only: str) -> Iterator[None]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("work", type=pathlib.Path)
     parser.add_argument("--cloud", default="surf_1m")
     parser.add_argument("--only", default="", help="parts, forward or grad")

@@ -30,15 +30,17 @@ class Extent(NamedTuple):
     def fits(self) -> bool:
         """Whether sites can be numbered in 63 bits, and the numbers handed to a kernel."""
         ends = [*self.low, *self.span]
-        return math.prod(self.span) * max(self.batch_size, 1) < MAX_KEY and all(-(2**31) <= v < 2**31 for v in ends)
+        return math.prod(self.span) * max(self.batch_size, 1) < MAX_KEY and all(
+            -(2**31) <= v < 2**31 for v in ends
+        )
 
 
 class Reached(NamedTuple):
     """Sites that a kernel reaches, with what the map of windows is made from."""
 
     sites: mx.array  # (M, 4) int32, sorted, (-1, 0, 0, 0) past the last
-    count: mx.array  # int32, which passes M where a capacity was too small
-    outside: mx.array  # uint32, 1 if a site lies outside (-2^30, 2^30)
+    total: mx.array  # int32, which passes M where a capacity was too small
+    outside: int | mx.array  # uint32, 1 if a site lies outside (-2^30, 2^30)
     order: mx.array  # (candidates,) int32 candidates sorted by site
     places: mx.array  # (candidates,) int32 site + 1 of each
 
@@ -74,9 +76,7 @@ def reached_extent(
 
 def candidates(size: Triple, stride: Triple, dilation: Triple, forward: bool) -> Triple:
     """Candidates of one site along each axis (kernels/site_keys.metal)."""
-    x, y, z = (
-        -(-k // s) if forward and d == 1 else k for k, s, d in zip(size, stride, dilation)
-    )
+    x, y, z = (-(-k // s) if forward and d == 1 else k for k, s, d in zip(size, stride, dilation))
     return x, y, z
 
 
@@ -101,7 +101,9 @@ def reached(
     each = candidates(size, stride, dilation, forward)
     n = coords.shape[0] * math.prod(each)
     if n > MAX_CANDIDATES:
-        raise CapacityError(f"{coords.shape[0]} sites times {math.prod(each)} taps are too many; split the input")
+        raise CapacityError(
+            f"{coords.shape[0]} sites times {math.prod(each)} taps are too many; split the input"
+        )
     if n == 0:
         sites = mx.broadcast_to(mx.array([-1, 0, 0, 0], mx.int32), (capacity, 4)) if capacity else None
         none = filled((0,), 0, mx.int32)
@@ -121,10 +123,9 @@ def reached(
     ranked = keys[order]
     flags = launch("key_flags", [ranked], [n], [(n,)], (blocks(n, MAX_THREADS), 1, 1))[0]
     places = mx.cumsum(flags)
-    outside = status[0]
+    outside: int | mx.array = status[0]
     if capacity is None:
-        capacity, lost = read_ints(places[-1], outside)
-        outside = mx.array(lost, mx.uint32)
+        capacity, outside = read_ints(places[-1], status[0])
     dims = [n, capacity, *extent.low, *extent.span]
     groups = (blocks(max(n, capacity), MAX_THREADS), 1, 1)
     sites = launch("key_sites", [ranked, places], dims, [(capacity, 4)], groups)[0]
@@ -137,4 +138,6 @@ def window_map(coords: mx.array, made: Reached, stride: Triple) -> NeighbourMap:
     dims = [n, m, *stride]
     shapes = [(taps, m), (taps, n)]
     groups = (blocks(n, MAX_THREADS), 1, 1)
-    return NeighbourMap(*launch("window_map", [coords, made.order, made.places], dims, shapes, groups, init=-1))
+    return NeighbourMap(
+        *launch("window_map", [coords, made.order, made.places], dims, shapes, groups, init=-1)
+    )

@@ -124,7 +124,11 @@ def tap_tiles(nbr: mx.array, sources: int, size: tuple[int, ...] | None = None) 
     words = blocks(taps, 32)
     if m == 0 or taps == 0:
         return TapTiles(
-            filled((taps, 0), -1, mx.int32), filled((0,), -1, mx.int32), filled((0, words), 0, mx.uint32), sources, m
+            filled((taps, 0), -1, mx.int32),
+            filled((0,), -1, mx.int32),
+            filled((0, words), 0, mx.uint32),
+            sources,
+            m,
         )
     if taps == 1:  # nothing to tell apart
         order = mx.arange(m, dtype=mx.int32)
@@ -155,7 +159,9 @@ def _padded(a: mx.array, axis: int) -> mx.array:
 
 def _check_reach(name: str, rows: int, channels: int, itemsize: int) -> None:
     if rows * channels * itemsize // 16 >= OFFSETS:
-        raise CapacityError(f"{name} holds {rows} x {channels} elements, more than a kernel can address; split it")
+        raise CapacityError(
+            f"{name} holds {rows} x {channels} elements, more than a kernel can address; split it"
+        )
 
 
 def forward(
@@ -172,7 +178,9 @@ def forward(
     Rows at and past `active` (default M) are 0. plain: as if x were not aligned to 16 bytes.
     """
     _check(x, w, tiles, w.shape[2])
-    return _product(_padded(x, 1), _padded(w, 2), w.shape[0], tiles, bias, active, grad=0, flip=0, plain=plain)
+    return _product(
+        _padded(x, 1), _padded(w, 2), w.shape[0], tiles, bias, active, grad=0, flip=0, plain=plain
+    )
 
 
 def input_grad(
@@ -184,9 +192,7 @@ def input_grad(
     """
     _check(ct, w, tiles, w.shape[0])
     wide = _padded(_padded(w, 2), 0)
-    return _product(
-        _padded(ct, 1), wide, w.shape[2], tiles, None, None, grad=1, flip=int(flip), plain=plain
-    )
+    return _product(_padded(ct, 1), wide, w.shape[2], tiles, None, None, grad=1, flip=int(flip), plain=plain)
 
 
 def _check(x: mx.array, w: mx.array, tiles: TapTiles, channels: int) -> None:
@@ -217,7 +223,9 @@ def _product(
     n, red = x.shape
     _check_reach("x", n, red, x.dtype.size)
     if w.size >= OFFSETS:
-        raise CapacityError(f"weight {tuple(w.shape)} has more elements than a kernel can address; use groups")
+        raise CapacityError(
+            f"weight {tuple(w.shape)} has more elements than a kernel can address; use groups"
+        )
     tile = tile_for(x.dtype, outs)
     exact = fp32_mode(x.dtype)
     start = unread() if bias is None else bias.astype(mx.float32)
@@ -242,9 +250,7 @@ def _right(tile: Tile, grad: int) -> tuple[tuple[int, int], bool]:
     return ((tile.BK, tile.BN), True) if grad else ((tile.BN, tile.BK), False)
 
 
-def _bytes(
-    dtype: mx.Dtype, stages: int, a: tuple[int, int], a_k: bool, b: tuple[int, int], b_k: bool
-) -> int:
+def _bytes(dtype: mx.Dtype, stages: int, a: tuple[int, int], a_k: bool, b: tuple[int, int], b_k: bool) -> int:
     """Threadgroup memory of the buffers of two tiles; mirrors tile_ld of kernels/tile.h."""
 
     def length(columns: int, k_rows: bool) -> int:
@@ -266,8 +272,8 @@ def weight_grad(ct: mx.array, x: mx.array, tiles: TapTiles, *, plain: bool = Fal
     outs, red = left.shape[1], right.shape[1]
     if tiles.places == 0 or taps == 0:
         return filled((co, taps, ci), 0, x.dtype)
-    _check_reach("x", *right.shape, x.dtype.size)
-    _check_reach("ct", *left.shape, x.dtype.size)
+    _check_reach("x", x.shape[0], red, x.dtype.size)
+    _check_reach("ct", ct.shape[0], outs, x.dtype.size)
     tile = tile_for(x.dtype, max(outs, red), weight=True)
     along = blocks(red, tile.BN)
     pieces = blocks(outs, tile.BM) * along

@@ -71,6 +71,10 @@ KERNELS: dict[str, Kernel] = {
         {"ct": _T, "y": _T, "lse_ct": _F, "ptr": _I, "cols": _I}, {"dt": _F}, (), ("T",)
     ),
     "candidates": Kernel({"coords": _I}, {"sites": _I, "status": _U}),
+    "column_parts": Kernel(
+        {"x": _T, "ct": _T, "shift": _F, "delta": _F}, {"parts": _F}, (), ("T",)
+    ),
+    "column_total": Kernel({"parts": _F}, {"total": _F}),
     "compact": Kernel({"flags": _U, "places": _I}, {"rows": _I}),
     "conv": Kernel({"x": _T, "weight": _T, "bias": _F, "nbr": _I}, {"y": _T}, ("tile.h",), ("T", "EXACT")),
     "conv_weight_grad": Kernel(
@@ -161,13 +165,14 @@ def _cuda(
     name: str, input_names: list[str], output_names: list[str], source: str, header: str, group_bytes: int = 0
 ) -> Any:
     dynamic = group_bytes > STATIC_BYTES
+    more: dict[str, Any] = {"shared_memory": group_bytes} if dynamic else {}
     return mx.fast.cuda_kernel(
         name=f"{name}_{group_bytes}" if dynamic else name,
         input_names=input_names,
         output_names=output_names,
         source=shared_memory(source, dynamic),
         header=cuda_prelude() + header,
-        **({"shared_memory": group_bytes} if dynamic else {}),
+        **more,
     )
 
 
@@ -345,6 +350,18 @@ def unread() -> mx.array:
 def blocks(n: int, size: int) -> int:
     """Pieces of `size` that cover n."""
     return -(-n // size)
+
+
+def fused(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """`function` of elementwise operations as one kernel of a GPU device; on the CPU device as it is."""
+    compiled = mx.compile(function, shapeless=True)
+
+    @functools.wraps(function)
+    def run(*arrays: mx.array) -> mx.array:
+        result: mx.array = (function if mx.default_device().type == mx.DeviceType.cpu else compiled)(*arrays)
+        return result
+
+    return run
 
 
 def row_groups(rows: int, channels: int) -> tuple[int, int, int]:

@@ -45,7 +45,9 @@ def inserted(
         rows = host_rows(active)
         check_range(columns_of(rows), batch_size, spatial_shape)  # the same errors as on the host
         check_duplicates(build_index(rows), rows)
-        raise MLXSparseError("coords were refused by the device's check and pass the host's; please report this")
+        raise MLXSparseError(
+            "coords were refused by the device's check and pass the host's; please report this"
+        )
     size = int(ends[1, 0]) + 1 if batch_size is None else batch_size
     extent = kernel_sites.extent_between(ends, size)
     record = Record(coords, count, stride, size, None, spatial_shape, False, extent)
@@ -65,6 +67,8 @@ def _range_is_wrong(ends: np.ndarray, batch_size: int | None, shape: Triple | No
 
 def padded(coords: mx.array, count: int, capacity: int) -> mx.array:
     """The first `count` rows of coordinates, and padding."""
+    if capacity == count == coords.shape[0]:
+        return coords
     rows = coords[:count]
     if capacity == count:
         return rows
@@ -93,7 +97,7 @@ def derived(
         made = kernel_sites.reached(
             source.coords, extent, size, stride, padding, dilation, within, forward=forward
         )
-        if int(made.outside.item()):
+        if int(made.outside):
             raise CoordinateRangeError(
                 f"the {support} support leaves (-2**30, 2**30): it reaches from {extent.low} over {extent.span}"
             )

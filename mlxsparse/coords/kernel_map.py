@@ -47,7 +47,7 @@ class KernelMap:
         if isinstance(self.relation, Windows):
             return self.relation.num_in
         if isinstance(self.relation, DeviceMap):
-            return int(self.relation.counts().sum().item())
+            return int(np.array(self.relation.counts()).sum())
         return len(self.relation.in_rank)
 
     @property

@@ -49,8 +49,7 @@ class Record:
         self.spatial_shape = spatial_shape
         self.fixed_capacity = fixed_capacity
         self.active_rows = mx.array(count, mx.int32)
-        self.status = mx.zeros((2,), mx.int32)
-        mx.eval(self.active_rows, self.status)
+        self.status = mx.array([0, 0], mx.int32)  # these two have their values: nothing to wait for
         self.presorted = False  # rows are sorted by (batch, x, y, z)
         self.index: CoordIndex | None = None
         self.derived: dict[Rule, Record] = {}
@@ -58,8 +57,9 @@ class Record:
         self.parents: dict[Triple, tuple[weakref.ref[Record], np.ndarray | None, np.ndarray]] = {}
         # The same on a GPU: what their window map is made from.
         self.windows: dict[Triple, tuple[weakref.ref[Record], Reached]] = {}
-        # By output record, held weakly: a map dies with either end.
-        self.maps: weakref.WeakKeyDictionary[Record, dict[Kernel, KernelMap]] = weakref.WeakKeyDictionary()
+        # By output record, held weakly (a map dies with either end), then executor and kernel.
+        self.maps: weakref.WeakKeyDictionary[Record, dict[tuple[str, Kernel], KernelMap]]
+        self.maps = weakref.WeakKeyDictionary()
         self._counts = counts
         self._extent = extent
 

@@ -250,11 +250,12 @@ class CoordinateManager:
         """
         with self.lock:
             maps = in_key._record.maps.setdefault(out_key._record, {})
-            found = maps.get(kernel)
+            place = executor(), kernel  # a tensor may meet operators of both devices
+            found = maps.get(place)
             if found is not None:
                 self._hits["maps"] += 1
                 return found
-            found = maps[kernel] = KernelMap(kernel, _relation(in_key, out_key, kernel))
+            found = maps[place] = KernelMap(kernel, _relation(in_key, out_key, kernel))
             self._built["maps"] += 1
         pairs = "" if isinstance(found.relation, DeviceMap) else f", {found.num_pairs} pairs"
         trace(f"kernel map {kernel.size} {in_key.count} -> {out_key.count} sites{pairs}")

@@ -89,7 +89,9 @@ class DeviceMap:
         return self.output.nbytes + self.input.nbytes
 
 
-def submanifold(make: Callable[[], mx.array], rows: int, count: int | mx.array, size: tuple[int, ...]) -> DeviceMap:
+def submanifold(
+    make: Callable[[], mx.array], rows: int, count: int | mx.array, size: tuple[int, ...]
+) -> DeviceMap:
     """Map of a set onto itself, symmetric under t -> T - 1 - t; `make` gives its table."""
     output = Side(make, rows, size)
     return DeviceMap(output, Side(lambda: output.table[::-1], rows, size), count, count, symmetric=True)

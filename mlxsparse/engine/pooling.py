@@ -11,11 +11,11 @@ import numpy as np
 
 from ..backend import executor, fast
 from ..backend.autodiff import differentiable
-from ..backend.library import filled
 from ..backend.host import empty, parallel, view32
+from ..backend.library import filled
 from . import pooling_kernel
-from .gather_gemm import BLOCK, Scratch, add_rows, by_rank, for_each_block, reader
 from .device_map import DeviceMap
+from .gather_gemm import BLOCK, Scratch, add_rows, by_rank, for_each_block, reader
 from .neighbors import TapPairs, Windows
 
 Relation: TypeAlias = "TapPairs | Windows | DeviceMap"

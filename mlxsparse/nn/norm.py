@@ -12,11 +12,21 @@ import mlx.core as mx
 import numpy as np
 from mlx.nn import Module
 
+from ..backend.library import fused
 from ..engine import norm
 from ..errors import ShapeError
 from ..ops.check import check_tensor
 from ..tensor import SparseTensor
 from .activations import live_rows
+
+
+@fused
+def _running(
+    x: mx.array, mean: mx.array, var: mx.array, eps: mx.array, weight: mx.array, bias: mx.array
+) -> mx.array:
+    scale = mx.rsqrt(var + eps)
+    shift = -mean * scale
+    return (x.astype(mx.float32) * (scale * weight) + (shift * weight + bias)).astype(x.dtype)
 
 
 class BatchNorm(Module):
@@ -57,11 +67,10 @@ class BatchNorm(Module):
         _check(x, self.num_features, self)
         weight, bias = self.get("weight"), self.get("bias")
         if not self.training and self.track_running_stats:
-            scale = mx.rsqrt(self.running_var + self.eps)
-            shift = -self.running_mean * scale
-            if weight is not None:
-                scale, shift = scale * weight, shift * weight + bias
-            return x.replace((live_rows(x).astype(mx.float32) * scale + shift).astype(x.dtype))
+            if weight is None:
+                weight, bias = mx.ones((self.num_features,)), mx.zeros((self.num_features,))
+            eps = mx.array(self.eps)
+            return x.replace(_running(live_rows(x), self.running_mean, self.running_var, eps, weight, bias))
         n = x.num_active
         rows = norm.Spans(None, np.array([n]))
         y, mean, var = norm.normalize(x.feats, weight, bias, rows, self.eps)

@@ -44,7 +44,7 @@ def created_with_capacity() -> None:
     wanted = oracle.touched_support(c, *geometry)
     for capacity in (len(wanted) + 300, len(wanted), len(wanted) // 2, 1):
         got = reach(c, geometry, None, True, capacity)
-        assert int(got.count) == len(wanted)
+        assert int(got.total) == len(wanted)
         filler = np.tile([-1, 0, 0, 0], (max(0, capacity - len(wanted)), 1))
         equal(got.sites, np.concatenate([wanted[:capacity], filler]), "sites")
 
@@ -92,7 +92,9 @@ def windows() -> None:
 
 def mirrored() -> None:
     low, high = -(2**31), 2**31 - 1
-    ends = np.array([[0, high, low, 0], [0, high - 1, low + 1, 0], [0, -2, 2, 2], [1, low, high, 1]], np.int32)
+    ends = np.array(
+        [[0, high, low, 0], [0, high - 1, low + 1, 0], [0, -2, 2, 2], [1, low, high, 1]], np.int32
+    )
     for n in (0, 1, sized(120, 4000)):
         c = np.concatenate([sites(27, n, sized(6, 20)), ends]) if n > 1 else sites(27, n)
         padded = np.concatenate([c, np.full((2, 4), (-1, 0, 0, 0))]).astype(np.int32)

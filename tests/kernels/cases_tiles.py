@@ -39,7 +39,9 @@ def check(
     b, b64 = values(3, (co,), mx.float32)
     ct, ct64 = padded_values(4, (len(out), co), padding, dtype)
     shaped = w64.reshape(co, *kernel, ci)
-    _, wanted = oracle.conv3d(coords, x64, shaped, b64 if bias else None, stride=stride, padding=p, out_coords=out)
+    _, wanted = oracle.conv3d(
+        coords, x64, shaped, b64 if bias else None, stride=stride, padding=p, out_coords=out
+    )
     forwards = tiles.tap_tiles(integers(nbr), x.shape[0], kernel)
     backwards = tiles.tap_tiles(integers(back), ct.shape[0], kernel)
     check_order(forwards, nbr)

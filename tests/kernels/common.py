@@ -58,14 +58,16 @@ def equal(got: mx.array | np.ndarray, wanted: np.ndarray, what: str = "result") 
     assert not len(wrong), f"{what}: {len(wrong)} of {g.size} differ, first at {wrong[0].tolist()}"
 
 
-def close(got: mx.array, wanted: np.ndarray, dtype: mx.Dtype, what: str = "result") -> None:
+def close(
+    got: mx.array, wanted: np.ndarray, dtype: mx.Dtype, what: str = "result", *, least: float = 1e-30
+) -> None:
     assert got.dtype == dtype, f"{what}: {got.dtype}, wanted {dtype}"
     g = as_float(got)
     assert g.shape == wanted.shape, f"{what}: shape {g.shape}, wanted {wanted.shape}"
     if not g.size:
         return
     assert np.isfinite(g).all(), f"{what}: {(~np.isfinite(g)).sum()} elements are not finite"
-    error = np.abs(g - wanted).max() / max(np.abs(wanted).max(), 1e-30)
+    error = np.abs(g - wanted).max() / max(np.abs(wanted).max(), least)
     assert error < TOLERANCE[dtype], f"{what}: relative error {error:.2e}"
 
 

@@ -18,7 +18,13 @@ from . import cases_conv, cases_coords, cases_rows, cases_sites, cases_tiles
 
 LACKING = toolchain.missing()
 pytestmark = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
-PARTS = {"coords": cases_coords, "sites": cases_sites, "conv": cases_conv, "tiles": cases_tiles, "rows": cases_rows}
+PARTS = {
+    "coords": cases_coords,
+    "sites": cases_sites,
+    "conv": cases_conv,
+    "tiles": cases_tiles,
+    "rows": cases_rows,
+}
 CASES = {f"{part}-{name}": case for part, module in PARTS.items() for name, case in module.CASES.items()}
 FACTORIES = [metal_kernel_factory(Mode(seed=seed)) for seed in (0, 1)]
 
