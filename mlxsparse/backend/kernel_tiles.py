@@ -20,6 +20,7 @@ from .library import MAX_THREADS, blocks, check_array, filled, launch, on_cuda, 
 
 PLACES = 256  # a multiple of every tile's rows
 WINDOW = 262_144  # rows that are ordered by taps together: their features stay near each other in memory
+WINDOWS = 31  # that a sort key tells apart
 KEY_BITS = 27  # taps that a sort key tells apart
 GRAD_GROUPS = 4096  # threadgroups that a weight gradient is divided into, at most
 GRAD_BYTES = 1 << 28  # of its partial sums, at most
@@ -47,7 +48,7 @@ class Tile(NamedTuple):
 FORWARD: dict[tuple[bool, int], list[tuple[int, Tile]]] = {
     (True, 2): [
         (32, Tile(128, 32, 32, 4, 1, 2, 3)),
-        (64, Tile(128, 64, 64, 2, 2, 2, 2)),
+        (64, Tile(128, 64, 64, 4, 1, 2, 2)),
         (1 << 30, Tile(128, 128, 64, 2, 2, 2, 3)),
     ],
     (True, 4): [
@@ -61,9 +62,9 @@ FORWARD: dict[tuple[bool, int], list[tuple[int, Tile]]] = {
 # BM x BN: output x input channels; BK: places. Chosen by the larger of the two.
 WEIGHT_GRAD: dict[tuple[bool, int], list[tuple[int, Tile]]] = {
     (True, 2): [
-        (32, Tile(32, 32, 64, 2, 2, 4)),
+        (32, Tile(32, 32, 64, 2, 2, 2)),
         (64, Tile(64, 64, 64, 2, 2, 2)),
-        (1 << 30, Tile(128, 128, 32, 2, 2, 2)),
+        (1 << 30, Tile(128, 128, 64, 2, 2, 2)),
     ],
     (True, 4): [(32, Tile(32, 32, 64, 2, 2, 2)), (1 << 30, Tile(64, 64, 32, 2, 2, 2))],
     (False, 2): [(1 << 30, Tile(32, 32, 32, 2, 2, 2))],
@@ -91,6 +92,7 @@ class TapTiles(NamedTuple):
     masks: mx.array  # (P / 32, ceil(T / 32)) uint32 taps of 32 places
     sources: int  # rows on the other side
     size: int  # rows on this side
+    active: int  # of these, the first that can have pairs
 
     @property
     def taps(self) -> int:
@@ -113,15 +115,19 @@ def _bits(size: tuple[int, ...]) -> mx.array:
     return mx.array((rank // fold).astype(np.int32))
 
 
-def tap_tiles(nbr: mx.array, sources: int, size: tuple[int, ...] | None = None) -> TapTiles:
+def tap_tiles(
+    nbr: mx.array, sources: int, size: tuple[int, ...] | None = None, active: int | None = None
+) -> TapTiles:
     """Order one side of a kernel map: nbr (T, M) int32, -1 where there is no pair.
 
     sources: rows on the other side; a larger number in nbr is no pair. size: of the kernel, its product T.
+    active: rows from here on have no pair; order and sums depend on it and not on M.
     """
     check_array("nbr", nbr, 2, mx.int32)
     taps, m = nbr.shape
     places = blocks(m, PLACES) * PLACES
     words = blocks(taps, 32)
+    active = m if active is None else min(active, m)
     if m == 0 or taps == 0:
         return TapTiles(
             filled((taps, 0), -1, mx.int32),
@@ -129,11 +135,12 @@ def tap_tiles(nbr: mx.array, sources: int, size: tuple[int, ...] | None = None) 
             filled((0, words), 0, mx.uint32),
             sources,
             m,
+            active,
         )
     if taps == 1:  # nothing to tell apart
         order = mx.arange(m, dtype=mx.int32)
     else:
-        window = max(int(os.environ.get("MLXSPARSE_WINDOW", WINDOW)), blocks(m, 32))
+        window = max(int(os.environ.get("MLXSPARSE_WINDOW", WINDOW)), blocks(active, WINDOWS))
         bit = _bits(size if size is not None and int(np.prod(size)) == taps else (taps,))
         groups = (blocks(m, MAX_THREADS), 1, 1)
         keys = launch("tap_keys", [nbr, bit], [m, taps, window], [(m,)], groups)[0]
@@ -142,7 +149,7 @@ def tap_tiles(nbr: mx.array, sources: int, size: tuple[int, ...] | None = None) 
     tiled, rows, masks = launch(
         "tap_tiles", [nbr, order], [sources, m, taps, places], shapes, (places // MAX_THREADS, words, 1)
     )
-    return TapTiles(tiled, rows, masks, sources, m)
+    return TapTiles(tiled, rows, masks, sources, m, active)
 
 
 # ---------------------------------------------------------------- products
@@ -278,8 +285,10 @@ def weight_grad(ct: mx.array, x: mx.array, tiles: TapTiles, *, plain: bool = Fal
     along = blocks(red, tile.BN)
     pieces = blocks(outs, tile.BM) * along
     most = min(GRAD_GROUPS // max(1, taps * pieces), GRAD_BYTES // max(1, 4 * taps * outs * red))
-    run = blocks(tiles.places, max(1, min(most, tiles.places // 1024)) * PLACES) * PLACES
-    runs = blocks(tiles.places, run)
+    # Rows with pairs come first (tap_keys): how they are divided depends on nothing else.
+    places = max(1, blocks(tiles.active, PLACES)) * PLACES
+    run = blocks(places, max(1, min(most, places // 1024)) * PLACES) * PLACES
+    runs = blocks(places, run)
     dims = [x.shape[0], tiles.size, tiles.places, taps, red, outs, run, along, int(plain)]
     shape = tile._asdict()
     del shape["KEEP"]

@@ -298,6 +298,16 @@ def filled(shape: Sequence[int], value: float, dtype: mx.Dtype) -> mx.array:
     return mx.full(tuple(shape), value, dtype)
 
 
+def begin(*arrays: mx.array) -> None:
+    """Start computing arrays that will be read soon.
+
+    What follows from the arguments of a transformation of MLX may not be started inside it: it stays lazy, and
+    is computed once, with the first result that needs it.
+    """
+    with contextlib.suppress(ValueError):
+        mx.async_eval(*arrays)
+
+
 def numbers(n: int) -> mx.array:
     """0, 1, .. n - 1 int32."""
     return mx.arange(n, dtype=mx.int32) if n else filled((0,), 0, mx.int32)

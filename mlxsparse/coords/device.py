@@ -12,6 +12,7 @@ import numpy as np
 
 from ..backend import kernel_coords, kernel_sites
 from ..backend.kernel_sites import Extent, Reached
+from ..backend.library import begin
 from ..engine.device_map import DeviceMap, Side, submanifold
 from ..engine.index import LIMIT, build_index
 from ..engine.sorting import columns_of
@@ -111,7 +112,7 @@ def derived(
     if capacity is not None and count > capacity:
         raise CapacityError(f"capacity={capacity} is too small: the output has {count} sites")
     coords = padded(sites, count, count if capacity is None else capacity)
-    mx.async_eval(coords)
+    begin(coords)
     record = Record(coords, count, lattice, source.batch_size, None, bounds, capacity is not None, extent)
     record.presorted = True
     if support == "parents" and made is not None:
@@ -126,7 +127,7 @@ def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
     known = source.windows.get(kernel.stride) if kernel.covers_once else None
     if kernel.is_centred and source is target:
         made = kernel_coords.submanifold_map(source.table, kernel.size, kernel.dilation)
-        mx.async_eval(made)
+        begin(made)
         return submanifold(lambda: made, rows_in, source.count, kernel.size)
     if known is not None and known[0]() is target:
         found = kernel_sites.window_map(source.coords, known[1]._replace(sites=target.coords), kernel.stride)
@@ -134,10 +135,10 @@ def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
         found = kernel_coords.neighbour_map(
             source.table, target.coords, kernel.size, kernel.stride, kernel.padding, kernel.dilation
         )
-    mx.async_eval(*found)
+    begin(*found)
     return DeviceMap(
-        Side(lambda: found.nbr, rows_in, kernel.size),
-        Side(lambda: found.back, rows_out, kernel.size),
+        Side(lambda: found.nbr, rows_in, kernel.size, target.count),
+        Side(lambda: found.back, rows_out, kernel.size, source.count),
         source.count,
         target.count,
     )

@@ -12,6 +12,7 @@ import numpy as np
 from ..backend.host import to_mlx, view
 from ..backend.kernel_coords import CoordTable, hash_table
 from ..backend.kernel_sites import Extent, Reached, extent_of
+from ..backend.library import begin
 from ..engine.index import LIMIT, CoordIndex, build_index
 from ..engine.sorting import Columns
 from ..errors import CapacityError, CoordinateRangeError, DTypeError, DuplicateCoordinatesError, ShapeError
@@ -81,7 +82,7 @@ class Record:
         if self._counts is None and self.batch_size <= 256:
             items = mx.arange(self.batch_size, dtype=mx.int32)
             counts = (self.coords[:, :1] == items[None]).sum(axis=0).astype(mx.int32)
-            mx.async_eval(counts)
+            begin(counts)
             return counts
         return to_mlx(self.counts.astype(np.int32))
 

@@ -10,16 +10,20 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.kernel_tiles import TapTiles, tap_tiles
+from ..backend.library import begin
 from .neighbors import TapPairs
 
 
 class Side:
     """One side of a map: the row on the other side of each tap and row."""
 
-    def __init__(self, make: Callable[[], mx.array], sources: int, size: tuple[int, ...]):
+    def __init__(
+        self, make: Callable[[], mx.array], sources: int, size: tuple[int, ...], count: int | mx.array
+    ):
         self._make = make
         self.sources = sources  # rows on the other side
         self.size = size  # of the kernel
+        self.count = count  # active rows of this side: what follows them has no pair
 
     @cached_property
     def table(self) -> mx.array:
@@ -29,7 +33,10 @@ class Side:
     @cached_property
     def tiles(self) -> TapTiles:
         """The table in the order that tiles use."""
-        return tap_tiles(self.table, self.sources, self.size)
+        active = self.count if isinstance(self.count, int) else None
+        tiles = tap_tiles(self.table, self.sources, self.size, active)
+        begin(*tiles[:3])
+        return tiles
 
     @property
     def nbytes(self) -> int:
@@ -93,8 +100,8 @@ def submanifold(
     make: Callable[[], mx.array], rows: int, count: int | mx.array, size: tuple[int, ...]
 ) -> DeviceMap:
     """Map of a set onto itself, symmetric under t -> T - 1 - t; `make` gives its table."""
-    output = Side(make, rows, size)
-    return DeviceMap(output, Side(lambda: output.table[::-1], rows, size), count, count, symmetric=True)
+    output = Side(make, rows, size, count)
+    return DeviceMap(output, Side(lambda: output.table[::-1], rows, size, count), count, count, symmetric=True)
 
 
 def of_pairs(pairs: TapPairs, rows_in: int, rows_out: int) -> DeviceMap:
@@ -112,8 +119,8 @@ def of_pairs(pairs: TapPairs, rows_in: int, rows_out: int) -> DeviceMap:
 
     one, other = pairs.in_rows(), pairs.out_rows()
     return DeviceMap(
-        Side(table(other, one, rows_out), rows_in, (taps,)),
-        Side(table(one, other, rows_in), rows_out, (taps,)),
+        Side(table(other, one, rows_out), rows_in, (taps,), pairs.num_out),
+        Side(table(one, other, rows_in), rows_out, (taps,), pairs.num_in),
         pairs.num_in,
         pairs.num_out,
     )

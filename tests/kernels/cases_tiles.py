@@ -68,6 +68,17 @@ def check(
             close(flipped[: len(coords)], dx64, dtype, "dx by flipped taps")
         if again:
             repeats(results)
+            more = 700  # of padding changes no bit of a sum
+            longer = np.pad(nbr, ((0, 0), (0, more)), constant_values=-1)
+            few, many = (
+                tiles.tap_tiles(integers(t), x.shape[0], kernel, len(out)) for t in (nbr, longer)
+            )
+            unread = mx.full((more, co), np.nan, dtype)
+            one, other = (
+                tiles.weight_grad(c, x, side, plain=plain)
+                for c, side in ((ct, few), (mx.concatenate([ct, unread]), many))
+            )
+            equal(one.astype(mx.float32), np.array(other.astype(mx.float32)), "dw with more padding")
     finally:
         tiles.chosen.clear()
 
