@@ -1,7 +1,7 @@
 // Convolution over ordered rows (tap_tiles): y[o] = bias + sum over taps t of W[t] x[nbr[t, o]], fp32 sums.
 // A tile is BM places; only taps that one of its rows has are computed. GRAD = 1: the input gradient, W transposed.
-// in: x[N, RED] T, weight[*, K, WL] T, bias[OUT] float32, nbr[K, P], rows[P], masks[P / 32, words of 32 taps] (tap_tiles)
-//     dims = {N, M, P, K, RED, OUT, WL, flip, has bias, active, plain}; RED and WL are multiples of 16 bytes
+// in: x[N, RED] T, weight[*, K, WL] T, bias[OUT] float32, nbr[K * P], rows[P], masks[P / 32, words of 32 taps] (tap_tiles)
+//     dims = {N, M, P, K, RED, OUT, WL, flip, has bias, active, plain, G, S (of tap_tiles)}; RED and WL are multiples of 16 bytes
 //     GRAD = 0: weight[OUT, K, RED]; 1: weight[RED, K, WL >= OUT]. flip: tap t of the map uses weight K - 1 - t
 //     plain: as if x were not aligned to 16 bytes
 // out: y[M, OUT] T; rows at and past `active` are 0.   grid (32 WM WN * P / BM, ceil(OUT / BN), 1)
@@ -21,11 +21,11 @@ constexpr int AN = BM / AR;
 constexpr int BC = BCOLS / VEC;
 constexpr int BR = NT / BC;
 constexpr int BP = BROWS / BR;
-static_assert(STAGES >= 2 && BM % AR == 0 && BROWS % BR == 0 && AN > 0 && BP > 0, "threads copy equally often");
+static_assert(STAGES >= 2 && BM % AR == 0 && (32 % AR == 0 || AR % 32 == 0) && BROWS % BR == 0 && AN > 0 && BP > 0, "threads copy equally often");
 threadgroup uint4 smem[STAGES * (ASIZE + BSIZE) * int(sizeof(T)) / 16];
 threadgroup T* As = (threadgroup T*)smem;
 threadgroup T* Bs = As + STAGES * ASIZE;
-int rows_in = dims[0], rows_out = dims[1], places = dims[2], K = dims[3], RED = dims[4], OUT = dims[5], WL = dims[6];
+int rows_in = dims[0], rows_out = dims[1], K = dims[3], RED = dims[4], OUT = dims[5], WL = dims[6];
 int words = (K + 31) / 32;
 int rvec = RED / VEC; // offsets count copies, so that 32 bits reach far enough
 int tid = int(thread_index_in_threadgroup);
@@ -43,6 +43,8 @@ for (int w = 0; w < words; w++) {
   for (int g = 0; g < BM / 32; g++) bits |= mask[g * words + w];
   blocks += int(popcount(bits));
 }
+// Row numbers of this thread's first place; AR divides 32 or is a multiple of it.
+const device int* mine = nbr + size_t(place0 / 32 + ar / 32) * size_t(dims[11]) + size_t(ar % 32);
 int chunks = (RED + BK - 1) / BK;
 bool fast = dims[10] == 0 && tile_aligned(x) && tile_aligned(weight); // else plain sums at the end, slow and right
 int steps = fast ? blocks * chunks : 0;
@@ -77,9 +79,10 @@ for (int it = -STAGES; it < steps; it++) {
     }
     ntap = word * 32 + int(popcount((left & (0u - left)) - 1u));
     left &= left - 1u;
+    const device int* from = mine + size_t(ntap) * size_t(dims[12]);
     TILE_UNROLL
     for (int i = 0; i < AN; i++) {
-      int j = nbr[size_t(ntap) * size_t(places) + size_t(place0 + ar + i * AR)];
+      int j = from[i * AR / 32 * dims[11] + i * AR % 32];
       nxt[i] = j < rows_in ? j : -1;
     }
   }
@@ -141,7 +144,7 @@ if (!fast) {
     if (o >= 0 && o < rows_out && c < OUT) {
       float sum = 0.0f;
       for (int t = 0; t < K; t++) {
-        int j = nbr[size_t(t) * size_t(places) + size_t(place)], wt = dims[7] != 0 ? K - 1 - t : t;
+        int j = nbr[size_t(place / 32) * size_t(dims[11]) + size_t(t) * size_t(dims[12]) + size_t(place % 32)], wt = dims[7] != 0 ? K - 1 - t : t;
         if (j >= 0 && j < rows_in)
           for (int r = 0; r < RED; r++)
             sum += float(x[size_t(j) * size_t(RED) + size_t(r)]) *

@@ -1,7 +1,7 @@
 // Weight gradient over ordered rows (tap_tiles): partial sums over runs of places, fp32; sum_parts adds them in order.
 // Only pieces of BK places in which a row has the tap are computed.
-// in: ct[M, OUT] T, x[N, RED] T, nbr[K, P], rows[P], masks[P / 32, words of 32 taps] (tap_tiles)
-//     dims = {N, M, P, K, RED, OUT, places of a run (a multiple of BK), tiles along RED, plain}
+// in: ct[M, OUT] T, x[N, RED] T, nbr[K * P], rows[P], masks[P / 32, words of 32 taps] (tap_tiles)
+//     dims = {N, M, P, K, RED, OUT, places of a run (a multiple of BK), tiles along RED, plain, G, S (of tap_tiles)}
 //     RED and OUT are multiples of 16 bytes; plain: as if x were not aligned to 16 bytes
 // out: parts[runs, OUT, K, RED] float32.   grid (32 WM WN * runs, K, tiles along OUT * tiles along RED)
 // template: T; BM x BN: tile of OUT x RED; BK, WM, WN, STAGES as in conv_tiles; EXACT (tile.h)
@@ -17,7 +17,7 @@ constexpr int AN = BK / AR;
 constexpr int BC = BN / VEC;
 constexpr int BR = NT / BC;
 constexpr int BP = BK / BR;
-static_assert(STAGES >= 2 && BK % 32 == 0 && BK % AR == 0 && BK % BR == 0 && AN > 0 && BP > 0, "threads copy equally often");
+static_assert(STAGES >= 2 && BK % 32 == 0 && (32 % AR == 0 || AR % 32 == 0) && BK % AR == 0 && BK % BR == 0 && (32 % BR == 0 || BR % 32 == 0) && AN > 0 && BP > 0, "threads copy equally often");
 threadgroup uint4 smem[STAGES * (ASIZE + BSIZE) * int(sizeof(T)) / 16];
 threadgroup T* As = (threadgroup T*)smem;
 threadgroup T* Bs = As + STAGES * ASIZE;
@@ -36,7 +36,8 @@ int ar = tid / AC, ac = m0 + tid % AC * VEC;
 int br = tid / BC, bc = n0 + tid % BC * VEC;
 bool fast = dims[8] == 0 && tile_aligned(ct) && tile_aligned(x); // else plain sums at the end, slow and right
 int first = run * dims[6], last = min(places, first + dims[6]);
-const device int* pairs = nbr + size_t(tap) * size_t(places);
+const device int* pairs = nbr + size_t(tap) * size_t(dims[10]);
+size_t group = size_t(dims[9]);
 tile_mma<T, BM / WM, BN / WN, EXACT> acc;
 acc.clear(thread_index_in_simdgroup);
 tile_copy<T, AN> ca;
@@ -82,16 +83,17 @@ for (; going; pending++) {
   if (ready) {
     int at = base + int(popcount((left & (0u - left)) - 1u)) * BK;
     left &= left - 1u;
+    const device int* from = pairs + size_t(at / 32) * group;
     TILE_UNROLL
     for (int i = 0; i < AN; i++) {
       int place = at + ar + i * AR;
-      int j = place < last ? pairs[place] : -1, o = place < last ? rows[place] : -1;
+      int j = place < last ? from[(ar / 32 + i * AR / 32) * dims[9] + ar % 32 + i * AR % 32] : -1, o = place < last ? rows[place] : -1;
       ia[i] = j >= 0 && j < rows_in && o < rows_out ? o : -1;
     }
     TILE_UNROLL
     for (int i = 0; i < BP; i++) {
       int place = at + br + i * BR;
-      int j = place < last ? pairs[place] : -1, o = place < last ? rows[place] : -1;
+      int j = place < last ? from[(br / 32 + i * BR / 32) * dims[9] + br % 32 + i * BR % 32] : -1, o = place < last ? rows[place] : -1;
       ib[i] = o >= 0 && o < rows_out && j < rows_in ? j : -1;
     }
   }
@@ -124,7 +126,7 @@ if (!fast) {
     if (m < OUT && n < RED) {
       float sum = 0.0f;
       for (int place = first; place < last; place++) {
-        int j = pairs[place], o = rows[place];
+        int j = pairs[size_t(place / 32) * group + size_t(place % 32)], o = rows[place];
         if (j >= 0 && j < rows_in && o >= 0 && o < rows_out)
           sum += float(ct[size_t(o) * size_t(OUT) + size_t(m)]) * float(x[size_t(j) * size_t(RED) + size_t(n)]);
       }

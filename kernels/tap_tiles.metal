@@ -1,6 +1,6 @@
 // A kernel map in another row order, with the taps of every 32 rows.
-// in: nbr[K, M] int32 (-1: none), order[M] int32 row of each place; dims = {N, M, K, P}, P >= M a multiple of 32
-// out: tiled[K, P] int32, nbr in that order; rows[P] int32, order, -1 at the end; masks[P / 32, words of 32 taps] uint32
+// in: nbr[K, M] int32 (-1: none), order[M] int32 row of each place; dims = {N, M, K, P, G, S}, P >= M a multiple of 32
+// out: tiled[K * P] int32, nbr in that order: tap t of place p at p / 32 * G + t * S + p % 32; rows[P] int32, order, -1 at the end; masks[P / 32, words of 32 taps] uint32
 // grid: x one thread a place, y one word
 uint place = thread_position_in_grid.x;
 int word = int(threadgroup_position_in_grid.y);
@@ -13,7 +13,7 @@ for (int k = 0; k < last; k++) {
   size_t tap = size_t(word * 32 + k);
   int j = real ? nbr[tap * m + size_t(row)] : -1;
   if (j >= dims[0]) j = -1;
-  if (place < places) tiled[tap * places + place] = j;
+  if (place < places) tiled[size_t(place / 32u) * size_t(dims[4]) + tap * size_t(dims[5]) + size_t(place % 32u)] = j;
   if (simd_any(j >= 0)) taps |= 1u << uint(k);
 }
 if (place < places) {

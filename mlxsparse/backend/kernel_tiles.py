@@ -72,6 +72,8 @@ WEIGHT_GRAD: dict[tuple[bool, int], list[tuple[int, Tile]]] = {
 }
 # What a caller chose instead: (weight gradient?, output channels) -> tile. Tuning and tests.
 chosen: dict[tuple[bool, int], Tile] = {}
+# Keep the row numbers of 32 places together, so that a tile reads one stretch of memory and not one for each tap.
+grouped = True
 
 
 def tile_for(dtype: mx.Dtype, channels: int, *, weight: bool = False) -> Tile:
@@ -87,7 +89,7 @@ def tile_for(dtype: mx.Dtype, channels: int, *, weight: bool = False) -> Tile:
 class TapTiles(NamedTuple):
     """One side of a kernel map, its rows ordered by the taps that they have."""
 
-    nbr: mx.array  # (T, P) int32 row read through each tap, -1 none
+    nbr: mx.array  # (P / 32, T, 32) int32 row read through each tap, -1 none; or (T, P)
     rows: mx.array  # (P,) int32 row of each place, -1 past the last
     masks: mx.array  # (P / 32, ceil(T / 32)) uint32 taps of 32 places
     sources: int  # rows on the other side
@@ -96,11 +98,16 @@ class TapTiles(NamedTuple):
 
     @property
     def taps(self) -> int:
-        return self.nbr.shape[0]
+        return self.nbr.shape[-2]
 
     @property
     def places(self) -> int:
-        return self.nbr.shape[1]
+        return self.rows.shape[0]
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """From 32 places to the next 32, and from a tap to the next, in elements of nbr."""
+        return (32 * self.taps, 32) if self.nbr.ndim == 3 else (32, self.places)
 
 
 @functools.lru_cache(maxsize=64)
@@ -130,7 +137,7 @@ def tap_tiles(
     active = m if active is None else min(active, m)
     if m == 0 or taps == 0:
         return TapTiles(
-            filled((taps, 0), -1, mx.int32),
+            filled((0, taps, 32) if grouped else (taps, 0), -1, mx.int32),
             filled((0,), -1, mx.int32),
             filled((0, words), 0, mx.uint32),
             sources,
@@ -145,10 +152,11 @@ def tap_tiles(
         groups = (blocks(m, MAX_THREADS), 1, 1)
         keys = launch("tap_keys", [nbr, bit], [m, taps, window], [(m,)], groups)[0]
         order = mx.argsort(keys).astype(mx.int32)
-    shapes = [(taps, places), (places,), (places // 32, words)]
-    tiled, rows, masks = launch(
-        "tap_tiles", [nbr, order], [sources, m, taps, places], shapes, (places // MAX_THREADS, words, 1)
-    )
+    ordered = (places // 32, taps, 32) if grouped else (taps, places)
+    steps = (32 * taps, 32) if grouped else (32, places)
+    shapes = [ordered, (places,), (places // 32, words)]
+    dims = [sources, m, taps, places, *steps]
+    tiled, rows, masks = launch("tap_tiles", [nbr, order], dims, shapes, (places // MAX_THREADS, words, 1))
     return TapTiles(tiled, rows, masks, sources, m, active)
 
 
@@ -241,7 +249,7 @@ def _product(
     return launch(
         "conv_tiles",
         [x, w, start, tiles.nbr, tiles.rows, tiles.masks],
-        [*dims, int(plain)],
+        [*dims, int(plain), *tiles.steps],
         [(tiles.size, outs)],
         (tiles.places // tile.BM, blocks(outs, tile.BN), 1),
         tile.threads,
@@ -289,7 +297,7 @@ def weight_grad(ct: mx.array, x: mx.array, tiles: TapTiles, *, plain: bool = Fal
     places = max(1, blocks(tiles.active, PLACES)) * PLACES
     run = blocks(places, max(1, min(most, places // 1024)) * PLACES) * PLACES
     runs = blocks(places, run)
-    dims = [x.shape[0], tiles.size, tiles.places, taps, red, outs, run, along, int(plain)]
+    dims = [x.shape[0], tiles.size, tiles.places, taps, red, outs, run, along, int(plain), *tiles.steps]
     shape = tile._asdict()
     del shape["KEEP"]
     parts = launch(

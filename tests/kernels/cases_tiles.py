@@ -87,6 +87,7 @@ def check_order(made: tiles.TapTiles, nbr: np.ndarray) -> None:
     """Every row once, its pairs with it, and the taps of every 32 places."""
     rows, tiled, masks = (np.array(a) for a in (made.rows, made.nbr, made.masks))
     taps, m = nbr.shape
+    tiled = tiled.transpose(1, 0, 2).reshape(taps, -1)  # (T, P)
     equal(np.sort(rows[rows >= 0]), np.arange(m), "rows of the tiles")
     wanted = np.full(tiled.shape, -1)
     wanted[:, rows >= 0] = nbr[:, rows[rows >= 0]]
