@@ -1,6 +1,6 @@
 """mlxsparse on a GPU, beside spconv on the same card in the same run where it is installed.
 
-    python benchmarks/gpu.py WORK.npz [--only TEXT] [--out FILE] [--no-spconv]
+    python benchmarks/gpu.py WORK.npz [--only TEXT] [--out FILE] [--no-spconv] [--spconv FOLDER]
 
 WORK.npz holds surf_100k and surf_1m, int32 (N, 4) batch, x, y, z in scan order. Milliseconds are medians of
 synchronised calls and, in brackets, means of a chain of calls inside one wait. "map cached": the kernel map is
@@ -207,15 +207,21 @@ def ceilings() -> Iterator[tuple[str, Callable[[], Result]]]:
     yield "fp16 matmul", matmul
 
 
-def peers(work: pathlib.Path, only: str) -> dict[str, Result]:
-    """spconv's results of the same cases; TF32 in a process of its own, as it keeps its choice of kernels."""
-    if not all(importlib.util.find_spec(name) for name in ("torch", "spconv")):
+def peers(work: pathlib.Path, only: str, folder: str) -> dict[str, Result]:
+    """spconv's results of the same cases; TF32 in a process of its own, as it keeps its choice of kernels.
+
+    folder: where its packages are, if not on the path already; its processes alone see it.
+    """
+    if not folder and not all(importlib.util.find_spec(name) for name in ("torch", "spconv")):
         return {}
+    places = [p for p in (os.environ.get("PYTHONPATH", ""), folder) if p]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     found: dict[str, Result] = {}
     script = pathlib.Path(__file__).with_name("gpu_spconv.py")
-    for precision in ("fp16", "fp32", "tf32"):
+    named = [p for p in ("fp16", "fp32", "tf32") if p in only]
+    for precision in named or ("fp16", "fp32", "tf32"):
         command = [sys.executable, str(script), str(work), precision, only]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         if done.returncode or not lines:
             print(f"spconv {precision}: {done.stderr[-600:]}", file=sys.stderr)
@@ -232,9 +238,10 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--out", type=pathlib.Path, help="JSON file for all figures")
     parser.add_argument("--no-spconv", action="store_true")
+    parser.add_argument("--spconv", default="", help="folder of spconv's packages, if not on the path")
     options = parser.parse_args()
     mx.set_default_device(mx.gpu)
-    others = {} if options.no_spconv else peers(options.work, options.only)
+    others = {} if options.no_spconv else peers(options.work, options.only, options.spconv)
     info = getattr(mx, "device_info", None)
     print(
         f"mlx {mx.__version__}, {info().get('device_name', '') if info else mx.default_device()}", flush=True

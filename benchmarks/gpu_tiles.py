@@ -1,6 +1,6 @@
 """Tile shapes of the tiled convolution and the parts of map building, timed on a GPU.
 
-    python benchmarks/gpu_tiles.py WORK.npz [--cloud surf_1m] [--only parts|forward|grad]
+    python benchmarks/gpu_tiles.py WORK.npz [--cloud surf_1m] [--only parts|orders|forward|grad]
 
 WORK.npz as in gpu.py. Milliseconds: median of synchronised calls (mean of a chain).
 """
@@ -11,6 +11,7 @@ import argparse
 import os
 import pathlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -68,6 +69,7 @@ FORWARD = {  # (dtype, mode, channels) -> shapes
         Tile(128, 64, 32, 4, 2, 2, 2),
     ],
 }
+ORDERED = [(HALF, "", 32), (HALF, "", 64), (HALF, "", 128)]
 GRAD = {
     (HALF, "", 32): [Tile(32, 32, 64, 2, 2, 4), Tile(32, 32, 64, 2, 2, 2), Tile(32, 32, 64, 2, 1, 3)],
     (HALF, "", 64): [Tile(64, 64, 64, 2, 2, 2), Tile(64, 64, 32, 2, 2, 3), Tile(64, 64, 64, 2, 2, 3)],
@@ -119,12 +121,6 @@ def parts(coords: mx.array) -> None:
     show("argsort of 64-bit keys", lambda: mx.argsort(wide))
     show("cumsum int32", lambda: mx.cumsum(made.astype(mx.int32)))
     show("order and tiles", lambda: kernel_tiles.tap_tiles(nbr, n, (3, 3, 3))[:3])
-    for window in (65536, 131072, 524288, n):
-        os.environ["MLXSPARSE_WINDOW"] = str(window)
-        tiles = kernel_tiles.tap_tiles(nbr, n, (3, 3, 3))
-        live = np.unpackbits(np.array(tiles.masks).view(np.uint8)).sum() * 32
-        print(f"window {window}: pairs of 32 rows {live}")
-    os.environ.pop("MLXSPARSE_WINDOW")
     extent = kernel_sites.extent_of(coords, 8)
     half = kernel_sites.reached_extent(extent, (2,) * 3, (2,) * 3, (0,) * 3, (1,) * 3, True)
     show("parents k2 s2 (count read)", lambda: kernel_sites.reached(coords, half, (2,) * 3, (2,) * 3).sites)
@@ -148,6 +144,46 @@ def parts(coords: mx.array) -> None:
         f"hash insert after a host view ({copied.nbytes >> 20} MiB)",
         lambda: kernel_coords.hash_table(coords).slots,
     )
+
+
+def computed(masks: np.ndarray, rows: int) -> int:
+    """Pairs that tiles of `rows` places compute, those that do not exist included."""
+    live = np.bitwise_or.reduce(masks.reshape(-1, rows // 32, masks.shape[1]), axis=1)
+    return int(np.unpackbits(live.view(np.uint8)).sum()) * rows
+
+
+def orders(coords: mx.array) -> None:
+    """The same products over maps in other orders and layouts: windows, and row numbers of 32 places together."""
+    n = coords.shape[0]
+    nbr = kernel_coords.submanifold_map(kernel_coords.hash_table(coords), (3, 3, 3))
+    pairs = int((nbr >= 0).sum().item())
+    held = [inputs(key, n) for key in ORDERED]
+    for window in (65536, 262144, n):
+        os.environ["MLXSPARSE_WINDOW"] = str(window)
+        for kernel_tiles.grouped in (False, True):
+            tiles = kernel_tiles.tap_tiles(nbr, n, (3, 3, 3))
+            wait(tiles[:3])
+            masks = np.array(tiles.masks)
+            ratios = ", ".join(f"{rows} rows {computed(masks, rows) / pairs:.3f}" for rows in (32, 128, 256))
+            print(f"window {window}, grouped {kernel_tiles.grouped}: computed pairs by tiles of {ratios}")
+            for key, (x, w) in zip(ORDERED, held):
+
+                def chain(times: int, x: mx.array = x, w: mx.array = w, tiles: Any = tiles) -> mx.array:
+                    for _ in range(times):
+                        x = kernel_tiles.forward(x, w, tiles)
+                    return x
+
+                forward = lambda x=x, w=w, tiles=tiles: kernel_tiles.forward(x, w, tiles)  # noqa: E731
+                show(f"  forward {str(key[0])[9:]} {key[2]}", forward, chain=chain)
+            x = held[1][0]
+            show("  weight gradient float16 64", lambda x=x, tiles=tiles: kernel_tiles.weight_grad(x, x, tiles))
+    os.environ.pop("MLXSPARSE_WINDOW")
+    kernel_tiles.grouped = True
+    x, w = held[1]
+    start = time.perf_counter()
+    for _ in range(100):
+        kernel_tiles.forward(x, w, tiles)
+    print(f"host time of one call {(time.perf_counter() - start) * 1e4:.1f} us")
 
 
 def named(kind: str, key: tuple[mx.Dtype, str, int], tile: Tile) -> str:
@@ -206,13 +242,15 @@ def main() -> int:
     )
     parser.add_argument("work", type=pathlib.Path)
     parser.add_argument("--cloud", default="surf_1m")
-    parser.add_argument("--only", default="", help="parts, forward or grad")
+    parser.add_argument("--only", default="", help="parts, orders, forward or grad")
     options = parser.parse_args()
     mx.set_default_device(mx.gpu)
     coords = mx.array(np.load(options.work)[options.cloud].astype(np.int32)) + 0
     mx.eval(coords)
-    for _ in sweep(coords, options.only) if options.only != "parts" else ():
+    for _ in sweep(coords, options.only) if options.only not in ("parts", "orders") else ():
         pass
+    if options.only in ("", "orders"):
+        orders(coords)
     if options.only in ("", "parts"):
         parts(coords)
     return 0
