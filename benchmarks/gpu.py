@@ -3,8 +3,8 @@
     python benchmarks/gpu.py WORK.npz [--only TEXT] [--out FILE] [--no-spconv] [--spconv FOLDER]
 
 WORK.npz holds surf_100k and surf_1m, int32 (N, 4) batch, x, y, z in scan order. Milliseconds are medians of
-synchronised calls and, in brackets, means of a chain of calls inside one wait. "map cached": the kernel map is
-there; other cases start from coordinates on the device: checks, hash, map and row order are inside the time.
+synchronised calls and, in brackets, means of a chain of calls inside one wait. "map cached": the map is
+there; other cases start from coordinates on the device: checks, hash, map and row order are in the time.
 spconv (torch with CUDA, spconv-cu126) runs in processes of its own: benchmarks/gpu_spconv.py.
 """
 

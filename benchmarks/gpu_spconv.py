@@ -147,7 +147,8 @@ def run_cloud(name, coords):
 
             report(f"{name} {PRECISION} subm{c}, map cached", lambda conv=conv, x=x: conv(x), chain=chain)
             if c == 32:
-                report(f"{name} {PRECISION} map+subm32", lambda: conv(tensor(feats)), 10)
+                both = lambda conv=conv, feats=feats: conv(tensor(feats))  # noqa: E731
+                report(f"{name} {PRECISION} map+subm32", both, 10)
         leaf = feats.clone().requires_grad_(True)
         known = conv(tensor(leaf)).indice_dict
 

@@ -153,7 +153,7 @@ def computed(masks: np.ndarray, rows: int) -> int:
 
 
 def orders(coords: mx.array) -> None:
-    """The same products over maps in other orders and layouts: windows, and row numbers of 32 places together."""
+    """The same products over maps in other orders and layouts: windows; row numbers of 32 places together."""
     n = coords.shape[0]
     nbr = kernel_coords.submanifold_map(kernel_coords.hash_table(coords), (3, 3, 3))
     pairs = int((nbr >= 0).sum().item())
@@ -176,7 +176,8 @@ def orders(coords: mx.array) -> None:
                 forward = lambda x=x, w=w, tiles=tiles: kernel_tiles.forward(x, w, tiles)  # noqa: E731
                 show(f"  forward {str(key[0])[9:]} {key[2]}", forward, chain=chain)
             x = held[1][0]
-            show("  weight gradient float16 64", lambda x=x, tiles=tiles: kernel_tiles.weight_grad(x, x, tiles))
+            grad = lambda x=x, tiles=tiles: kernel_tiles.weight_grad(x, x, tiles)  # noqa: E731
+            show("  weight gradient float16 64", grad)
     os.environ.pop("MLXSPARSE_WINDOW")
     kernel_tiles.grouped = True
     x, w = held[1]

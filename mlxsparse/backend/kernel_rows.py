@@ -260,4 +260,5 @@ def _columns(
     dims = [n, channels, active, rows, mode]
     inputs = [x, ct.astype(x.dtype), shift, delta]
     made = launch("column_parts", inputs, dims, [(parts, 2, channels)], (parts, across, 1), dtype=x.dtype)[0]
-    return launch("column_total", [made], [parts, channels, active, rows, mode], [(2, channels)], (1, across, 1))[0]
+    dims = [parts, channels, active, rows, mode]
+    return launch("column_total", [made], dims, [(2, channels)], (1, across, 1))[0]

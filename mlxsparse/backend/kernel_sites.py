@@ -1,4 +1,4 @@
-"""Created coordinate sets on the GPU, sorted, without a hash: sites as 64-bit numbers, sort, first of each kind.
+"""Created coordinate sets on the GPU, sorted, without a hash: sites as numbers, sort, first of each kind.
 
 One count is read for each new set, none where a capacity is given.
 """
@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CapacityError
-from .kernel_coords import NeighbourMap, Triple
+from .kernel_coords import NeighbourMap, Triple, flagged
 from .library import MAX_THREADS, blocks, check_coords, filled, launch, read_ints
 
 MAX_CANDIDATES = 2**31 - 1
@@ -92,7 +92,7 @@ def reached(
     forward: bool = True,
     capacity: int | None = None,
 ) -> Reached:
-    """Sites o of ``c = o * s - p + k * d`` (forward) or ``o = c * s - p + k * d``, within [0, bounds): sorted.
+    """Sites o of ``c = o * s - p + k * d`` (forward) or ``o = c * s - p + k * d`` in [0, bounds): sorted.
 
     coords (N, 4) int32, extent of what is reached (`reached_extent`), which must fit. capacity: rows of the
     result; without it their count is read.
@@ -119,7 +119,17 @@ def reached(
     keys, status = launch("site_keys", [coords], dims, [(n,), (8,)], (blocks(n, MAX_THREADS), 1, 1), init=0)
     if closed:
         keys = mx.bitwise_invert(mx.zeros_like(keys))
-    order = mx.argsort(keys).astype(mx.int32)
+    live: mx.array | None = None
+    if capacity is None and forward and math.prod(each) > 1:  # most candidates of a stride do not exist
+        live = flagged(keys != mx.bitwise_invert(mx.array(0, mx.uint64)))
+        n = live.shape[0]
+        if n == 0:
+            none = filled((0,), 0, mx.int32)
+            return Reached(filled((0, 4), 0, mx.int32), mx.array(0, mx.int32), status[0], none, none)
+        keys = keys[live]
+    cells = math.prod(extent.span) * max(extent.batch_size, 1)
+    # Half as many bits are sorted faster; all ones stay the largest.
+    order = mx.argsort(keys.astype(mx.uint32) if cells < 2**32 else keys).astype(mx.int32)
     ranked = keys[order]
     flags = launch("key_flags", [ranked], [n], [(n,)], (blocks(n, MAX_THREADS), 1, 1))[0]
     places = mx.cumsum(flags)
@@ -129,7 +139,7 @@ def reached(
     dims = [n, capacity, *extent.low, *extent.span]
     groups = (blocks(max(n, capacity), MAX_THREADS), 1, 1)
     sites = launch("key_sites", [ranked, places], dims, [(capacity, 4)], groups)[0]
-    return Reached(sites, places[-1], outside, order, places)
+    return Reached(sites, places[-1], outside, order if live is None else live[order], places)
 
 
 def window_map(coords: mx.array, made: Reached, stride: Triple) -> NeighbourMap:

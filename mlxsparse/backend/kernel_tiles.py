@@ -72,7 +72,7 @@ WEIGHT_GRAD: dict[tuple[bool, int], list[tuple[int, Tile]]] = {
 }
 # What a caller chose instead: (weight gradient?, output channels) -> tile. Tuning and tests.
 chosen: dict[tuple[bool, int], Tile] = {}
-# Keep the row numbers of 32 places together, so that a tile reads one stretch of memory and not one for each tap.
+# Keep the row numbers of 32 places together: a tile reads one stretch of memory and not one for each tap.
 grouped = True
 
 
@@ -112,7 +112,7 @@ class TapTiles(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _bits(size: tuple[int, ...]) -> mx.array:
-    """A sort bit for each tap of a kernel: taps far from the middle, which few rows have, get the high bits."""
+    """A sort bit for each tap of a kernel: taps far from the middle, which few rows have, get high bits."""
     taps = np.indices(size).reshape(len(size), -1)
     middle = (np.array(size)[:, None] - 1) / 2
     far = np.abs(taps - middle).sum(axis=0)
@@ -217,7 +217,8 @@ def _check(x: mx.array, w: mx.array, tiles: TapTiles, channels: int) -> None:
         raise ShapeError(f"weight {tuple(w.shape)} has {w.shape[1]} taps, the kernel map has {tiles.taps}")
     if x.shape != (tiles.sources, channels):
         raise ShapeError(
-            f"x has shape {tuple(x.shape)}, the map and weight {tuple(w.shape)} take {(tiles.sources, channels)}"
+            f"x has shape {tuple(x.shape)}, the map and weight {tuple(w.shape)} take "
+            f"{(tiles.sources, channels)}"
         )
 
 

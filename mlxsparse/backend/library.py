@@ -301,8 +301,8 @@ def filled(shape: Sequence[int], value: float, dtype: mx.Dtype) -> mx.array:
 def begin(*arrays: mx.array) -> None:
     """Start computing arrays that will be read soon.
 
-    What follows from the arguments of a transformation of MLX may not be started inside it: it stays lazy, and
-    is computed once, with the first result that needs it.
+    What follows from the arguments of a transformation of MLX may not be started inside it: it stays lazy,
+    and is computed once, with the first result that needs it.
     """
     with contextlib.suppress(ValueError):
         mx.async_eval(*arrays)

@@ -100,7 +100,8 @@ def derived(
         )
         if int(made.outside):
             raise CoordinateRangeError(
-                f"the {support} support leaves (-2**30, 2**30): it reaches from {extent.low} over {extent.span}"
+                f"the {support} support leaves (-2**30, 2**30): it reaches from {extent.low} "
+                f"over {extent.span}"
             )
         sites = made.sites
     elif support == "parents":  # coordinates too far apart for numbers of 63 bits

@@ -13,8 +13,8 @@ class KernelMap:
     """Pairs (input row, output row) of each tap, made once for a key pair and a kernel.
 
     ``kernel`` is the geometry, ``relation`` what the operators of mlxsparse.engine read: `Windows`
-    where kernel and stride tile the lattice, else the pairs; on a GPU a `DeviceMap`. The row properties are for inspection;
-    they are computed when asked for.
+    where kernel and stride tile the lattice, else the pairs; on a GPU a `DeviceMap`. The row properties
+    are for inspection; they are computed when asked for.
     """
 
     __slots__ = ("__weakref__", "_selected", "kernel", "relation")

@@ -191,7 +191,7 @@ records: weakref.WeakValueDictionary[tuple[Any, ...], Record] = weakref.WeakValu
 
 
 def buffer(coords: mx.array) -> tuple[Any, ...]:
-    """What tells the coordinates of a live record; on a GPU the array itself, whose address nobody hands out."""
+    """What tells the coordinates of a live record; on a GPU the array: nobody hands out its address."""
     if mx.default_device().type == mx.DeviceType.gpu:
         return (id(coords),)
     rows = view(coords)

@@ -101,7 +101,8 @@ def submanifold(
 ) -> DeviceMap:
     """Map of a set onto itself, symmetric under t -> T - 1 - t; `make` gives its table."""
     output = Side(make, rows, size, count)
-    return DeviceMap(output, Side(lambda: output.table[::-1], rows, size, count), count, count, symmetric=True)
+    mirrored = Side(lambda: output.table[::-1], rows, size, count)
+    return DeviceMap(output, mirrored, count, count, symmetric=True)
 
 
 def of_pairs(pairs: TapPairs, rows_in: int, rows_out: int) -> DeviceMap:

@@ -217,7 +217,8 @@ def one(dtype: mx.Dtype) -> None:
 
 def columns(dtype: mx.Dtype) -> None:
     """Moments and sums of columns: many parts, a large mean, padding of NaN, no rows and one."""
-    for n, c, active in ((1, 3, 1), (600, 40, 590), (600, 2, 0), (sized(600, 300_000), 5, sized(600, 300_000))):
+    large = sized(600, 300_000)
+    for n, c, active in ((1, 3, 1), (600, 40, 590), (600, 2, 0), (large, 5, large)):
         x, x64 = values(n, (n, c), dtype)
         x = mx.concatenate([x[:active], mx.full((n - active, c), float("nan"), dtype)])
         ct, ct64 = values(n + 1, (n, c), dtype)
