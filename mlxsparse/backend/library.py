@@ -12,7 +12,6 @@ import functools
 import hashlib
 import math
 import pathlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CapacityError, DeviceError, DTypeError, MLXSparseError, ShapeError
+from .cuda_text import shared_memory
 from .device import trace
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
@@ -144,8 +144,6 @@ def header(kernel: Kernel) -> str:
 # ---------------------------------------------------------------- backends
 
 Factory = Callable[..., Any]
-_THREADGROUP = re.compile(r"^([ \t]*)threadgroup[ \t]+([\w:<>, \t]+?[ \t]+\w+[ \t]*\[[^;\n]*\][ \t]*;)", re.M)
-_SIZED = re.compile(r"^([ \t]*)threadgroup[ \t]+([\w:<>, \t]+?[ \t]+\w+)[ \t]*\[[^;\n]*\][ \t]*;", re.M)
 STATIC_BYTES = 48 * 1024  # of threadgroup memory of a CUDA kernel whose arrays have a fixed size
 
 
@@ -174,16 +172,6 @@ def _cuda(
         header=cuda_prelude() + header,
         **more,
     )
-
-
-def shared_memory(body: str, dynamic: bool = False) -> str:
-    """A kernel's body with its `threadgroup T x[N];` as CUDA's shared memory.
-
-    dynamic: its one array is as large as the launch says, which can be more than STATIC_BYTES.
-    """
-    if dynamic:
-        return _SIZED.sub(r"\1extern __shared__ \2[];", body)
-    return _THREADGROUP.sub(r"\1__shared__ \2", body)
 
 
 _forced: Factory | None = None

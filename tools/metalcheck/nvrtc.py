@@ -12,7 +12,9 @@ import pathlib
 import sys
 from collections.abc import Iterator
 
-from mlxsparse.backend import kernel_tiles, library
+import mlx.core as mx
+
+from mlxsparse.backend import kernel_blocks, kernel_tiles, library
 
 WHEELS = "nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
 ARCHITECTURES = ("sm_80", "sm_90")
@@ -39,6 +41,18 @@ def sources() -> Iterator[tuple[str, str]]:
 
 def shapes(name: str, itemsize: int) -> Iterator[dict[str, int]]:
     """Template values besides T and EXACT."""
+    dtype = mx.float32 if itemsize == 4 else mx.float16
+    if name == "block_gemm":
+        for mode, ta, tb in [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0), (2, 0, 0), (2, 1, 1)]:
+            part = kernel_blocks.tile_of(mode, 64, dtype, bool(tb if mode != 1 else not ta), cuda=True)
+            yield {"MODE": mode, "TA": ta, "TB": tb, "SUB": 64, **part.sizes()}
+        return
+    if name == "block_attend":
+        for dim in (32, 64, 128):
+            found = kernel_blocks.attention_tile(dim, 128, dtype, cuda=True)
+            if found is not None:
+                yield found.sizes()
+        return
     if name not in ("conv_tiles", "conv_tiles_grad"):
         yield {}
         return
@@ -59,7 +73,7 @@ def source(name: str, kernel: library.Kernel, kind: str, values: dict[str, int])
         + f"\nnamespace mlx::core::cu {{\n__global__ void kernel({', '.join(arrays)}) {{\n"
         + "".join(constants)
         + (f"  using T = {kind};\n" if "T" in kernel.template else "")
-        + library.shared_memory(library.text(f"{name}.metal"), dynamic="BM" in kernel.template)
+        + library.shared_memory(library.text(f"{name}.metal"), dynamic=name.startswith("conv_tiles"))
         + "\n}\n}\n"
     )
     return f"{name}[{kind}, {values}]", text
