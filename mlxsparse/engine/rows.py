@@ -72,7 +72,10 @@ class Segments:
 
             parallel(widen, pair.shape[1], small=len(kept) < 100_000)
             for i in range(pair.shape[1]):
-                total = np.bincount(ids, weights=weights[i], minlength=self.num_groups)
+                # Without items bincount forgets that its weights are floats.
+                total = np.bincount(ids, weights=weights[i], minlength=self.num_groups).astype(
+                    np.float64, copy=False
+                )
                 out[:, c + i] = total if share is None else np.multiply(total, share, out=total)
 
 

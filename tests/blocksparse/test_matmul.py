@@ -22,6 +22,10 @@ TOLERANCE = {mx.float32: 1e-5, mx.float16: 2e-2, mx.bfloat16: 2e-2}
 FLAGS = list(itertools.product([False, True], repeat=2))
 
 
+# On a GPU MLX itself refuses vmap, with a ValueError that names it.
+REFUSED = "vmap|jvp|second gradient|traced"
+
+
 def close(got, wanted, dtype=mx.float32):
     assert got.dtype == dtype
     got = np.array(got.astype(mx.float32))
@@ -209,7 +213,7 @@ def test_second_gradients_and_jvp_are_refused():
         lambda: mx.jvp(f, [x], [x]),
         lambda: mx.vmap(lambda x: sdd(x, x, layout))(x[None]),
     ):
-        with pytest.raises((TransformError, TracedOnHostError)):
+        with pytest.raises((TransformError, TracedOnHostError, ValueError), match=REFUSED):
             mx.eval(wrong())
 
 
