@@ -7,6 +7,7 @@ bfloat16 accumulate in float32. An output that no active input reaches holds the
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -266,7 +267,8 @@ def _apply(
     *,
     backwards: bool = False,
 ) -> SparseTensor:
-    co, kx, ky, kz, ci = w.shape
-    pairs = found.by_taps.transposed() if backwards else found.by_taps
-    y = convolve(x.feats, w.reshape(co, kx * ky * kz, ci), bias, pairs, key.capacity, groups)
+    co, *size, ci = w.shape
+    pairs = found.by_taps if taps is None else found.select(taps.index)
+    pairs = pairs.transposed() if backwards else pairs
+    y = convolve(x.feats, w.reshape(co, math.prod(size), ci), bias, pairs, key.capacity, groups)
     return SparseTensor._of(key, y)

@@ -122,11 +122,11 @@ def test_refused_before_a_launch(name: str) -> None:
 def test_fp32_mode(monkeypatch: Any) -> None:
     for mode, wanted in {"": 1, "near": 1, "exact": 2, "tf32": 0}.items():
         monkeypatch.setenv("MLXSPARSE_FP32", mode)
-        assert kernel_conv._exact(mx.float32) == wanted
-        assert kernel_conv._exact(mx.float16) == 0
+        assert kernel_conv.fp32_mode(mx.float32) == wanted
+        assert kernel_conv.fp32_mode(mx.float16) == 0
     monkeypatch.setenv("MLXSPARSE_FP32", "fast")
     with pytest.raises(MLXSparseError, match='"near", "exact" or "tf32"'):
-        kernel_conv._exact(mx.float32)
+        kernel_conv.fp32_mode(mx.float32)
 
 
 def test_nothing_is_launched_for_nothing() -> None:
