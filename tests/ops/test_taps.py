@@ -72,7 +72,7 @@ def test_the_decoder_s_transpose_and_the_kernel_map_is_shared():
     up.keep_taps([3])  # further, of those that are there
     up(y, out=x)
     assert x.manager.stats()["maps_built"] == before
-    found = x.manager.kernel_map(x.key, y.key, next(iter(x.key._record.maps[y.key._record])))
+    found = x.manager.kernel_map(x.key, y.key, next(iter(x.key._record.maps[y.key._record]))[1])
     assert found.select((0, 3, 5)) is found.select((0, 3, 5))
     assert len(found.select((0, 3, 5)).in_rank) == sum(np.diff(found.tap_ptr)[[0, 3, 5]])
     assert "taps=1" in repr(up)
