@@ -8,6 +8,7 @@ and length alone.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ Pairs = tuple[np.ndarray, np.ndarray]  # rows and columns, in blocks
 
 
 @dataclass(frozen=True)
-class Pattern:
+class Pattern(ABC):
     """What the patterns share: heads, tokens of a block's side, and the direction."""
 
     num_heads: int
@@ -42,9 +43,9 @@ class Pattern:
         """Names of the counts of this pattern, with their least values."""
         return {}
 
+    @abstractmethod
     def _pairs(self, n: int, head: int) -> Iterator[Pairs]:
         """Pairs of one head over n x n; repeated ones, and ones past an edge or the diagonal, may occur."""
-        raise NotImplementedError
 
     def __call__(self, length: int) -> BlockLayout:
         """BlockLayout for `length` tokens."""

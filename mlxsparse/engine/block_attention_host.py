@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..backend.host import parallel
-from .block_host import scratch
+from ..backend.host import parallel, scratch
 from .block_index import BlockIndex, Side
 from .block_terms import Listed, Place, Terms
 
@@ -36,19 +35,19 @@ class Job(NamedTuple):
         return work * (self.q.shape[3] + self.v.shape[3]) < SMALL_WORK
 
 
-def _rows(a: np.ndarray, place: Place, name: str) -> np.ndarray:
-    """Rows of a (n, C): a view of consecutive ones, else gathered into this thread's scratch."""
+def _rows(a: np.ndarray, place: Place) -> np.ndarray:
+    """Rows of a (n, C): a view of consecutive ones, else gathered."""
     if isinstance(place, slice):
         return a[place]
-    return np.take(a, place, axis=0, out=scratch(name, len(place), a.shape[1]), mode="clip")
+    return np.take(a, place, axis=0, out=scratch((len(place), a.shape[1]), np.float32), mode="clip")
 
 
 def _scores(job: Job, z: int, head: int, rows: Place, keys: Place, listed: Listed) -> np.ndarray:
     """Scores (rows, keys) of one head, in scratch."""
     key_head = head * job.k.shape[1] // job.q.shape[1]
-    q = _rows(job.q[z, head], rows, "q")
-    k = _rows(job.k[z, key_head], keys, "k")
-    t = np.matmul(q, k.T, out=scratch("t", len(q), len(k)))
+    q = _rows(job.q[z, head], rows)
+    k = _rows(job.k[z, key_head], keys)
+    t = np.matmul(q, k.T, out=scratch((len(q), len(k)), np.float32))
     t *= np.float32(job.scale)
     job.terms.apply(t, (z, head, key_head), rows, keys, listed)
     return t
@@ -82,7 +81,7 @@ def forward(job: Job, out: np.ndarray, lse: np.ndarray) -> None:
             safe = np.where(higher == -np.inf, np.float32(0), higher)
             t -= safe[:, None]
             np.exp(t, out=t)
-            values = _rows(job.v[z, key_head], keys, "v")
+            values = _rows(job.v[z, key_head], keys)
             if a == start:
                 np.matmul(t, values, out=sums)
                 total = t.sum(axis=1)
@@ -125,9 +124,9 @@ def _score_gradient(
 ) -> np.ndarray:
     """Gradient of the scores p was made from: p * (ct v^T - delta), in p."""
     key_head = head * job.k.shape[1] // job.q.shape[1]
-    ct = _rows(saved.ct[z, head], rows, "ct")
-    v = _rows(job.v[z, key_head], keys, "v")
-    dp = np.matmul(ct, v.T, out=scratch("dp", len(ct), len(v)))
+    ct = _rows(saved.ct[z, head], rows)
+    v = _rows(job.v[z, key_head], keys)
+    dp = np.matmul(ct, v.T, out=scratch((len(ct), len(v)), np.float32))
     dp -= saved.delta[z, head][rows][:, None]
     p *= dp
     return p
@@ -153,7 +152,7 @@ def query_gradient(job: Job, saved: Saved, dq: np.ndarray | None, ds: np.ndarray
             p = _probabilities(t, saved.lse[z, head, rows])
             d = _score_gradient(job, saved, p, z, head, rows, keys)
             if dq is not None:
-                dq[z, head, rows] += d @ _rows(job.k[z, key_head], keys, "k")
+                dq[z, head, rows] += d @ _rows(job.k[z, key_head], keys)
             if ds is not None:
                 for line in range(first, last):
                     at = side.listed(layout_head, line)[0] + a - start
@@ -197,9 +196,9 @@ def key_gradient(job: Job, saved: Saved, out: np.ndarray, of_values: bool) -> No
             t = _scores(job, z, head, rows, keys, (side, layout_head, first, last, a - start, b - start))
             p = _probabilities(t, saved.lse[z, head][rows])
             if of_values:
-                out[z, key_head, keys] += p.T @ _rows(saved.ct[z, head], rows, "ct")
+                out[z, key_head, keys] += p.T @ _rows(saved.ct[z, head], rows)
             else:
                 d = _score_gradient(job, saved, p, z, head, rows, keys)
-                out[z, key_head, keys] += d.T @ _rows(job.q[z, head], rows, "q")
+                out[z, key_head, keys] += d.T @ _rows(job.q[z, head], rows)
 
     parallel(work, len(job.q) * key_heads * pieces, blas=True, small=job.small)

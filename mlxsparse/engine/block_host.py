@@ -5,30 +5,15 @@ Each output is written by one task, its sums in ascending order of blocks: the s
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 
-from ..backend.host import parallel
+from ..backend.host import parallel, scratch
 from .block_index import BlockIndex, Side
 
 PANEL = 1024  # columns of the dense operand that one task multiplies
 DEPTH = 4096  # elements along the reduced axis that are gathered at a time
 GATHERED = 1 << 21  # elements of the dense operands of sdd that are gathered at a time
 SMALL_WORK = 1 << 21  # multiply-adds that one thread does in about the time of waking another
-SCRATCH_BYTES = 1 << 25  # larger buffers are given back after use
-_local = threading.local()
-
-
-def scratch(name: str, *shape: int) -> np.ndarray:
-    """A float32 buffer of this thread, kept between calls: a fresh one is faulted in page by page."""
-    size = int(np.prod(shape))
-    held: np.ndarray | None = getattr(_local, name, None)
-    if held is None or held.size < size:
-        held = np.empty(size, np.float32)
-        if held.nbytes <= SCRATCH_BYTES:
-            setattr(_local, name, held)
-    return held[:size].reshape(shape)
 
 
 def zero_edges(values: np.ndarray, index: BlockIndex) -> None:
@@ -78,13 +63,13 @@ def pick(matrix: np.ndarray, other: np.ndarray, size: int) -> np.ndarray:
         return matrix[first * size : (first + n) * size]
     width = matrix.shape[1]
     if matrix.flags.c_contiguous:
-        out = scratch("rows", n, size, width)
+        out = scratch((n, size, width), np.float32)
         matrix.reshape(-1, size, width).take(other, axis=0, out=out, mode="clip")
         return out.reshape(n * size, width)
     turned = matrix.T
     if not turned.flags.c_contiguous:
         turned = np.ascontiguousarray(turned)
-    out = scratch("rows", width, n, size)
+    out = scratch((width, n, size), np.float32)
     turned.reshape(width, -1, size).take(other, axis=1, out=out, mode="clip")
     return out.reshape(width, n * size).T
 
@@ -186,7 +171,7 @@ def unpack(values: np.ndarray, index: BlockIndex, fill: float = 0.0, reuse: bool
     (h, r, c), (br, bc) = index.grid, index.block
     batch, side = len(values), index.by_row
     size = (batch, h, r, br, c, bc)
-    whole = scratch("whole", *size) if reuse else np.empty(size, values.dtype)
+    whole = scratch(size, np.float32) if reuse else np.empty(size, values.dtype)
 
     def work(task: int) -> None:
         z, line = divmod(task, h * r)
