@@ -9,6 +9,30 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+AHEAD = 16  # rows asked for before they are read: rows lie anywhere, and waiting for them is most of the time
+_LINE = 64
+
+
+@intrinsic
+def _prefetch(context: Any, address: Any) -> Any:
+    """Have the cache line at an address fetched."""
+
+    def generate(target: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
+        fetch = builder.module.declare_intrinsic("llvm.prefetch", (pointer,), kind)
+        builder.call(fetch, [builder.inttoptr(args[0], pointer), i32(0), i32(3), i32(1)])
+        return target.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@njit(inline="always")
+def prefetch_row(values: np.ndarray, row: int) -> None:
+    start = values.ctypes.data + row * values.strides[0]
+    for place in range(start, start + values.shape[1] * values.itemsize, _LINE):
+        _prefetch(place)  # type: ignore[call-arg]
+
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def add_rows(total: np.ndarray, target: np.ndarray, value: np.ndarray) -> None:
@@ -23,6 +47,8 @@ def add_rows(total: np.ndarray, target: np.ndarray, value: np.ndarray) -> None:
 def add_gathered(total: np.ndarray, target: np.ndarray, source: np.ndarray, ranks: np.ndarray) -> None:
     channels = total.shape[1]
     for i in range(len(target)):
+        if i + AHEAD < len(ranks):
+            prefetch_row(source, ranks[i + AHEAD])
         row, rank = target[i], ranks[i]
         for c in range(channels):
             total[row, c] += source[rank, c]
@@ -38,6 +64,8 @@ def _larger(current: float, value: float) -> float:
 def max_rows(best: np.ndarray, target: np.ndarray, source: np.ndarray, ranks: np.ndarray) -> None:
     channels = best.shape[1]
     for i in range(len(target)):
+        if i + AHEAD < len(ranks):
+            prefetch_row(source, ranks[i + AHEAD])
         row, rank = target[i], ranks[i]
         for c in range(channels):
             best[row, c] = _larger(best[row, c], source[rank, c])
@@ -173,6 +201,21 @@ def number_groups(
 
 
 @njit(nogil=True, cache=True)
+def unpack(key: np.ndarray, low: np.ndarray, bits: np.ndarray, shift: np.ndarray, out: np.ndarray) -> None:
+    b0, x0, y0, z0 = low[0], low[1], low[2], low[3]
+    sb, sx, sy, sz = shift[0], shift[1], shift[2], shift[3]
+    to_x, to_y, to_z = bits[1], bits[2], bits[3]
+    xs, ys, zs = (1 << to_x) - 1, (1 << to_y) - 1, (1 << to_z) - 1
+    for i in range(len(key)):
+        column = key[i] >> to_z
+        slab = column >> to_y
+        out[i, 3] = ((key[i] & zs) + z0) >> sz
+        out[i, 2] = ((column & ys) + y0) >> sy
+        out[i, 1] = ((slab & xs) + x0) >> sx
+        out[i, 0] = ((slab >> to_x) + b0) >> sb
+
+
+@njit(nogil=True, cache=True)
 def unzip(both: np.ndarray, row_bits: int, order: np.ndarray, ranked: np.ndarray) -> None:
     shift, mask = np.uint64(row_bits), np.uint64((1 << row_bits) - 1)
     for i in range(len(both)):
@@ -186,6 +229,8 @@ def max_windows(
 ) -> None:
     channels = source.shape[1]
     for o in range(len(starts)):
+        for place in range(starts[o] + AHEAD, min(starts[o] + counts[o] + AHEAD, len(rows))):
+            prefetch_row(source, rows[place])
         row = rows[starts[o]]
         for c in range(channels):
             out[o, c] = source[row, c]
@@ -206,6 +251,8 @@ def sum_windows(
 ) -> None:
     channels = source.shape[1]
     for o in range(len(starts)):
+        for place in range(starts[o] + AHEAD, min(starts[o] + counts[o] + AHEAD, len(rows))):
+            prefetch_row(source, rows[place])
         row = rows[starts[o]]
         for c in range(channels):
             out[o, c] = source[row, c]
@@ -216,118 +263,3 @@ def sum_windows(
         if len(scale):
             for c in range(channels):
                 out[o, c] *= scale[o]
-
-
-# ---------------------------------------------------------------- products by NumPy's BLAS
-
-_ROW_MAJOR, _AS_IT_IS, _TRANSPOSED = 101, 111, 112  # of CBLAS
-
-
-def _call(builder: Any, address: Any, *arguments: Any) -> None:
-    kind = ir.FunctionType(ir.VoidType(), [a.type for a in arguments])
-    builder.call(builder.inttoptr(address, kind.as_pointer()), arguments)
-
-
-@intrinsic
-def _gemm(context: Any, address: Any, m: Any, n: Any, k: Any, a: Any, b: Any, c: Any) -> Any:
-    """c = a @ b of row-major float32 (m, k), (k, n) by cblas_sgemm with 64-bit integers; all by address."""
-
-    def generate(target: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address, m, n, k, *places = args
-        a, b, c = (builder.inttoptr(p, ir.IntType(8).as_pointer()) for p in places)
-        i32, one, zero = ir.IntType(32), ir.FloatType()(1.0), ir.FloatType()(0.0)
-        flags = i32(_ROW_MAJOR), i32(_AS_IT_IS), i32(_AS_IT_IS)
-        _call(builder, address, *flags, m, n, k, one, a, k, b, n, zero, c, n)
-        return target.get_dummy_value()
-
-    return types.void(*[types.int64] * 7), generate
-
-
-@intrinsic
-def _gemv(context: Any, address: Any, n: Any, k: Any, a: Any, b: Any, c: Any) -> Any:
-    """As _gemm for one row, by cblas_sgemv, which is what NumPy calls then."""
-
-    def generate(target: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address, n, k, *places = args
-        a, b, c = (builder.inttoptr(p, ir.IntType(8).as_pointer()) for p in places)
-        i32, step, one, zero = ir.IntType(32), ir.IntType(64)(1), ir.FloatType()(1.0), ir.FloatType()(0.0)
-        flags = i32(_ROW_MAJOR), i32(_TRANSPOSED)
-        _call(builder, address, *flags, k, n, one, b, n, a, step, zero, c, step)
-        return target.get_dummy_value()
-
-    return types.void(*[types.int64] * 6), generate
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def product(
-    blas: np.ndarray,
-    x: np.ndarray,
-    order: np.ndarray,
-    ranks: np.ndarray,
-    weight: np.ndarray,
-    gathered: np.ndarray,
-    out: np.ndarray,
-) -> None:
-    """out[i] = x[order[ranks[i]]] @ weight; an empty order is the ranks themselves. `gathered`: room."""
-    m, channels = len(ranks), x.shape[1]
-    if len(order) == 0 and ranks[m - 1] - ranks[0] == m - 1:
-        source = x[ranks[0] :].ctypes.data
-    else:
-        for i in range(m):
-            row = order[ranks[i]] if len(order) else ranks[i]
-            for c in range(channels):
-                gathered[i, c] = x[row, c]
-        source = gathered.ctypes.data
-    n, w, y = weight.shape[1], weight.ctypes.data, out.ctypes.data
-    if m == 1:
-        _gemv(blas[1], n, channels, source, w, y)  # type: ignore[call-arg]
-    else:
-        _gemm(blas[0], m, n, channels, source, w, y)  # type: ignore[call-arg]
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def convolve_block(
-    blas: np.ndarray,
-    x: np.ndarray,
-    order: np.ndarray,
-    taps: np.ndarray,
-    in_rank: np.ndarray,
-    out_rank: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    first: int,
-    total: np.ndarray,
-    gathered: np.ndarray,
-    products: np.ndarray,
-) -> None:
-    """total[o - first] += x[i] @ taps[t] for the pairs [low[t], high[t]) of each tap."""
-    channels = total.shape[1]
-    for t in range(len(taps)):
-        a, b = low[t], high[t]
-        if a == b:
-            continue
-        product(blas, x, order, in_rank[a:b], taps[t], gathered, products)
-        for i in range(b - a):
-            row = out_rank[a + i] - first
-            for c in range(channels):
-                total[row, c] += products[i, c]
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def put_products(
-    blas: np.ndarray,
-    x: np.ndarray,
-    order: np.ndarray,
-    weight: np.ndarray,
-    in_rank: np.ndarray,
-    rows: np.ndarray,
-    y: np.ndarray,
-    gathered: np.ndarray,
-    products: np.ndarray,
-) -> None:
-    """y[rows[i]] = x[in_rank[i]] @ weight."""
-    product(blas, x, order, in_rank, weight, gathered, products)
-    channels = y.shape[1]
-    for i in range(len(rows)):
-        for c in range(channels):
-            y[rows[i], c] = products[i, c]

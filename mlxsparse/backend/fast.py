@@ -40,6 +40,13 @@ def loops() -> Any:
     return _numba_loops
 
 
+@lru_cache(maxsize=1)
+def _products() -> Any:
+    from . import _numba_products
+
+    return _numba_products
+
+
 def add_rows(total: np.ndarray, target: np.ndarray, value: np.ndarray) -> None:
     """total[target[i]] += value[i] for distinct rows."""
     loops().add_rows(total, target, value)
@@ -104,6 +111,11 @@ def pack(columns: Sequence[np.ndarray], low: list[int], bits: list[int], key: np
     loops().pack(*columns, np.array(low), np.array(bits), key)
 
 
+def unpack(key: np.ndarray, low: list[int], bits: list[int], shift: Sequence[int], out: np.ndarray) -> None:
+    """Rows of out = the fields of each key: (low + field) >> shift."""
+    loops().unpack(key, np.array(low), np.array(bits), np.array(shift), out)
+
+
 def sort_keys(key: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray] | None:
     """Order of keys below 2**bits (int64, ties by position) and the keys in it; None as for group_keys."""
     found = _sort_pairs(key, bits)
@@ -117,6 +129,20 @@ def sort_keys(key: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray] | Non
         loops().unzip(parts[i], row_bits, order[here], ranked[here])
 
     parallel(work, 2, small=len(key) < SMALL)
+    return order, ranked
+
+
+def sort_part(key: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """As `sort_keys`, in the calling thread."""
+    n = len(key)
+    row_bits = max(n - 1, 0).bit_length()
+    if row_bits + bits > 64:
+        return None
+    both, other = scratch(n, np.uint64), scratch(n, np.uint64)
+    loops().split(key, -1, row_bits, both)
+    both = loops().sort_bits(both, other, row_bits, row_bits + bits)
+    order, ranked = scratch(n, np.int64), scratch(n, np.int64)
+    loops().unzip(both, row_bits, order, ranked)
     return order, ranked
 
 
@@ -185,7 +211,7 @@ def convolve_block(
 
     spans: where each tap's pairs start and end. room: rows for what is gathered, and for the products.
     """
-    loops().convolve_block(blas, x, _or_none(order), taps, *ranks, *spans, first, total, *room)
+    _products().convolve_block(blas, x, _or_none(order), taps, *ranks, *spans, first, total, *room)
 
 
 def put_products(
@@ -199,7 +225,7 @@ def put_products(
     room: list[np.ndarray],
 ) -> None:
     """y[rows[i]] = x[order[ranks[i]]] @ weight; `room` as in `convolve_block`."""
-    loops().put_products(blas, x, _or_none(order), weight, ranks, rows, y, *room)
+    _products().put_products(blas, x, _or_none(order), weight, ranks, rows, y, *room)
 
 
 _RANKS_ARE_ROWS = np.empty(0, np.int32)

@@ -106,7 +106,7 @@ class _Lease:
 
     def __del__(self) -> None:
         # May run anywhere, inside __init__ too: appending disturbs nobody, and never waits.
-        if len(self.buffer) > KEPT // 4:
+        if KEPT is None or len(self.buffer) > KEPT // 4:  # None: Python is taking the module apart
             return
         _idle.append(self.buffer)
         if _idle_lock.acquire(blocking=False):

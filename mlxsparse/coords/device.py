@@ -15,7 +15,7 @@ from ..backend.kernel_sites import Extent, Reached
 from ..backend.library import begin
 from ..engine.device_map import DeviceMap, Side, submanifold
 from ..engine.index import LIMIT, build_index
-from ..engine.sorting import columns_of
+from ..engine.sorting import bounds_of
 from ..errors import CapacityError, CoordinateRangeError, MLXSparseError
 from .geometry import Kernel, Triple
 from .keys import PADDING, CoordinateMapKey, Record, check_duplicates, check_range, host_rows
@@ -44,7 +44,7 @@ def inserted(
     ends = read[:2]
     if validate and (_range_is_wrong(ends, batch_size, spatial_shape) or read[2, 0]):
         rows = host_rows(active)
-        check_range(columns_of(rows), batch_size, spatial_shape)  # the same errors as on the host
+        check_range(bounds_of(rows), batch_size, spatial_shape)  # the same errors as on the host
         check_duplicates(build_index(rows), rows)
         raise MLXSparseError(
             "coords were refused by the device's check and pass the host's; please report this"

@@ -14,7 +14,7 @@ from ..backend.kernel_coords import CoordTable, hash_table
 from ..backend.kernel_sites import Extent, Reached, extent_of
 from ..backend.library import begin
 from ..engine.index import LIMIT, CoordIndex, build_index
-from ..engine.sorting import Columns
+from ..engine.sorting import Bounds, Packed
 from ..errors import CapacityError, CoordinateRangeError, DTypeError, DuplicateCoordinatesError, ShapeError
 from .geometry import Kernel, Triple
 from .kernel_map import KernelMap
@@ -199,7 +199,12 @@ def buffer(coords: mx.array) -> tuple[Any, ...]:
 
 
 def sorted_record(
-    sites: np.ndarray, stride: Triple, batch_size: int, spatial_shape: Triple | None, capacity: int | None
+    sites: np.ndarray,
+    stride: Triple,
+    batch_size: int,
+    spatial_shape: Triple | None,
+    capacity: int | None,
+    packed: Packed | None = None,
 ) -> Record:
     """Record of distinct sorted (n, 4) sites, padded to `capacity`; CapacityError if too small."""
     count = len(sites)
@@ -213,6 +218,8 @@ def sorted_record(
     counts = items_of(sites[:, 0], batch_size, ascending=True)
     record = Record(to_mlx(rows), count, stride, batch_size, counts, spatial_shape, capacity is not None)
     record.presorted = True
+    if packed is not None:
+        record.index = build_index(record.rows(), presorted=True, packed=packed)
     return record
 
 
@@ -240,10 +247,8 @@ def check_coordinates(coords: Any) -> mx.array:
     return mx.array(np.ascontiguousarray(coords)) if isinstance(coords, np.ndarray) else coords
 
 
-def check_range(columns: Columns, batch_size: int | None, shape: Triple | None) -> None:
-    if len(columns[0]) == 0:
-        return
-    low, high = [int(c.min()) for c in columns], [int(c.max()) for c in columns]
+def check_range(bounds: Bounds, batch_size: int | None, shape: Triple | None) -> None:
+    low, high = bounds
     if low[0] < 0:
         raise CoordinateRangeError(
             f"coords has a negative batch number ({low[0]}); padding rows go past active_rows"

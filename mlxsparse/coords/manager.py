@@ -17,12 +17,12 @@ import weakref
 import mlx.core as mx
 import numpy as np
 
-from ..backend import executor, trace
+from ..backend import executor, fast, trace
 from ..backend.host import require_values, to_mlx, view
 from ..engine import neighbors, supports
 from ..engine.device_map import DeviceMap
 from ..engine.index import LIMIT, build_index
-from ..engine.sorting import columns_of
+from ..engine.sorting import bounds_of, columns_of
 from ..errors import CapacityError, CoordinateRangeError, ShapeError
 from . import device
 from .geometry import Kernel, Triple, TripleLike, divide, multiply, parent_shape, triple
@@ -87,21 +87,23 @@ class CoordinateManager:
             return self._key(device.inserted(array, count, lattice, batch_size, shape, validate))
         rows = view(array)
         active = rows[:count]
-        columns = columns_of(active)
-        if validate:
-            check_range(columns, batch_size, shape)
+        # Compiled loops read the rows as they lie.
+        columns = list(active.T) if fast.available() else columns_of(active)
+        bounds = bounds_of(active) if count else None
+        if validate and bounds is not None:
+            check_range(bounds, batch_size, shape)
         if batch_size is None:
-            batch_size = int(columns[0].max()) + 1 if count else 0
+            batch_size = bounds.high[0] + 1 if bounds is not None else 0
         if count < len(rows):
             array = mx.concatenate(
                 [array[:count], mx.broadcast_to(mx.array(PADDING), (len(rows) - count, 4))]
             )
         array = mx.stop_gradient(array)
         mx.eval(array)
-        index = build_index(view(array)[:count], columns=columns) if validate else None
+        index = build_index(view(array)[:count], columns=columns, bounds=bounds) if validate else None
         if index is not None:
             check_duplicates(index, rows)
-        batch = columns[0] if index is None else index.columns[0]
+        batch = columns[0] if index is None else index.coords[:, 0]
         counts = items_of(batch, batch_size, ascending=index is not None)
         key = self._key(Record(array, count, lattice, batch_size, counts, shape, False))
         key._record.index = index
@@ -323,8 +325,8 @@ def _derive(
 ) -> Record:
     coords = key.index.coords
     if support == "parents":
-        runs = supports.parents(key.index.columns, kernel.stride)
-        record = sorted_record(runs.sites, lattice, key.batch_size, bounds, capacity)
+        runs, packed = supports.parents(key.index, kernel.stride)
+        record = sorted_record(runs.sites, lattice, key.batch_size, bounds, capacity, packed)
         key._record.parents[kernel.stride] = weakref.ref(record), runs.order, runs.starts
         return record
     build = supports.touched if support == "touched" else supports.generated

@@ -26,7 +26,7 @@ def curve_order(coords: np.ndarray, order: str, depth: int | None = None) -> np.
     """
     n = len(coords)
     if order == "lexicographic" or n < 2:
-        found, _ = lexicographic_order(columns_of(coords))
+        found = lexicographic_order(columns_of(coords)).order
         return np.arange(n) if found is None else found
     axes = [np.ascontiguousarray(coords[:, axis], dtype=np.int64) for axis in (1, 2, 3)]
     if order.endswith("-trans"):

@@ -13,7 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from .sorting import columns_of, lexicographic_order
+from ..backend import fast
+from .sorting import Bounds, Columns, Packed, columns_of, lexicographic_order, unpack
 
 BIAS = np.int64(2**31)
 LIMIT = 2**30  # coordinates lie in (-LIMIT, LIMIT)
@@ -27,6 +28,7 @@ class CoordIndex:
     order: np.ndarray | None  # (n,) int32 row of each rank; None: rows are in rank order
     coords: np.ndarray  # (n, 4) int32, sorted
     duplicate: tuple[int, int] | None  # two rows with the same coordinates
+    packed: Packed | None = None  # `coords` as one number each, where 62 bits hold them
 
     @property
     def size(self) -> int:
@@ -84,21 +86,29 @@ def _level(parent: np.ndarray, coordinate: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def build_index(
-    coords: np.ndarray, *, columns: list[np.ndarray] | None = None, presorted: bool = False
+    coords: np.ndarray,
+    *,
+    columns: Columns | None = None,
+    bounds: Bounds | None = None,
+    presorted: bool = False,
+    packed: Packed | None = None,
 ) -> CoordIndex:
     """Index of (n, 4) int32 coordinates; duplicates are reported, not raised.
 
-    columns: those of `coords`, if the caller has them. presorted: the rows are known to be in order,
-    and distinct.
+    columns, bounds: those of `coords`, if the caller has them. presorted: the rows are known to be in
+    order, and distinct; `packed` may come with them.
     """
     if presorted:
-        return CoordIndex(None, np.ascontiguousarray(coords), None)
-    order, twice = lexicographic_order(columns_of(coords) if columns is None else columns)
+        return CoordIndex(None, np.ascontiguousarray(coords), None, packed)
+    order, twice, packed = lexicographic_order(columns_of(coords) if columns is None else columns, bounds)
     if order is None:
         pair = None if twice is None else (twice - 1, twice)
-        return CoordIndex(None, np.ascontiguousarray(coords), pair)
+        return CoordIndex(None, np.ascontiguousarray(coords), pair, packed)
     pair = None if twice is None else (int(order[twice - 1]), int(order[twice]))
-    return CoordIndex(order.astype(np.int32), np.take(coords, order, axis=0), pair)
+    # Compiled, writing them anew is faster than reading rows that lie anywhere.
+    anew = packed is not None and fast.available()
+    ranked = unpack(*packed) if anew and packed else np.take(coords, order, axis=0)
+    return CoordIndex(order.astype(np.int32), ranked, pair, packed)
 
 
 def find(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:

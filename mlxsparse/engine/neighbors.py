@@ -141,6 +141,11 @@ class Windows:
     def num_out(self) -> int:
         return self.query.size
 
+    @property
+    def volume(self) -> int:
+        """Sites of a full window."""
+        return self.stride[0] * self.stride[1] * self.stride[2]
+
     @cached_property
     def counts(self) -> np.ndarray:
         """(num_out,) int64 inputs of each output."""
@@ -155,7 +160,7 @@ class Windows:
     @cached_property
     def pairs(self) -> TapPairs:
         """The same by taps. No search: a site's tap is what floor(c / s) leaves over."""
-        kind = np.uint16 if self.stride[0] * self.stride[1] * self.stride[2] <= 2**16 else np.int64
+        kind = np.uint16 if self.volume <= 2**16 else np.int64
         tap = np.zeros(self.num_in, kind)
         for column, s in zip(self.source.columns[1:], self.stride):
             tap *= kind(s)

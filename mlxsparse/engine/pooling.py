@@ -136,21 +136,19 @@ def _pool_windows(
         if fast.available():
             fast.pool_windows(x, windows.rows, starts, counts, combine is np.maximum, scale, y, block)
             return
+        # Largest windows first: those with a k-th input are then the first so many, in place.
+        order = np.argsort(-counts.astype(np.int16 if windows.volume < 2**15 else np.int64), kind="stable")
         buffer, merged = scratch(channels, channels)
-        result = np.take(x, windows.rows.take(starts), axis=0, out=y[block], mode="clip")
-        more = np.flatnonzero(counts > 1)
-        place = starts.take(more) + 1
-        left = counts.take(more) - 1
-        while len(more):
-            n = len(more)
+        place, result = starts.take(order), merged[: len(starts)]
+        np.take(x, windows.rows.take(place), axis=0, out=result, mode="clip")
+        more = np.cumsum(np.bincount(counts)[::-1])[::-1]  # windows with at least k inputs
+        for n in more[2:].tolist():
+            place = place[:n] + 1
             value = np.take(x, windows.rows.take(place), axis=0, out=buffer[:n], mode="clip")
-            current = np.take(result, more, axis=0, out=merged[:n], mode="clip")
-            result[more] = combine(current, value, out=current)
-            left -= 1
-            kept = np.flatnonzero(left)
-            if len(kept) < n:
-                more, place, left = more.take(kept), place.take(kept), left.take(kept)
-            place += 1
+            combine(result[:n], value, out=result[:n])
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        result = np.take(result, back, axis=0, out=y[block], mode="clip")
         if scale is not None:
             result *= scale[block, None]
 

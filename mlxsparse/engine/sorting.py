@@ -20,13 +20,25 @@ from ..backend.host import num_threads, parallel, scratch
 SPLIT = 200_000  # keys from which a second thread pays
 Columns = Sequence[np.ndarray]  # four (n,) integer arrays
 _PIECE = 1 << 16
+_WIDE = 256
+
+
+ALIGN = 16  # coordinates are packed from a multiple of it on, so that fields halve as coordinates do
 
 
 class Layout(NamedTuple):
-    """How `pack` laid four columns into an int64."""
+    """How `pack` laid four columns into an int64: side by side, a value is ``(low + field) >> shift``."""
 
     low: list[int]
     bits: list[int]
+    shift: tuple[int, ...] = (0, 0, 0, 0)
+
+
+class Packed(NamedTuple):
+    """Sites as one int64 each, sorted as they are."""
+
+    key: np.ndarray  # (n,) int64
+    layout: Layout
 
 
 def columns_of(coords: np.ndarray) -> list[np.ndarray]:
@@ -34,10 +46,25 @@ def columns_of(coords: np.ndarray) -> list[np.ndarray]:
     return list(np.ascontiguousarray(coords.T))
 
 
-def pack(columns: Columns) -> tuple[np.ndarray, Layout] | None:
-    """One int64 per site, ordered as the sites are; None where 62 bits do not hold the extents."""
+class Bounds(NamedTuple):
+    """Least and largest value of four columns."""
+
+    low: list[int]
+    high: list[int]
+
+
+def bounds_of(coords: np.ndarray) -> Bounds:
+    """Bounds of the columns of (n, 4) contiguous coordinates, n > 0."""
+    wide = len(coords) // _WIDE * _WIDE  # NumPy is quick where the axis that stays is long
+    body = coords[:wide].reshape(-1, 4 * _WIDE) if wide else coords[:1]
+    low, high = body.min(axis=0).reshape(-1, 4).min(axis=0), body.max(axis=0).reshape(-1, 4).max(axis=0)
+    rest = coords[wide:] if wide < len(coords) else coords[:1]
+    low, high = np.minimum(low, rest.min(axis=0)), np.maximum(high, rest.max(axis=0))
+    return Bounds(low.tolist(), high.tolist())
+
+
+def _bounds_of(columns: Columns) -> Bounds:
     n = len(columns[0])
-    # In pieces that stay in cache: one pass over the columns instead of nine.
     pieces = [slice(start, start + _PIECE) for start in range(0, n, _PIECE)]
     lows, highs = np.empty((len(pieces), 4), np.int64), np.empty((len(pieces), 4), np.int64)
 
@@ -46,14 +73,22 @@ def pack(columns: Columns) -> tuple[np.ndarray, Layout] | None:
             part = column[pieces[i]]
             lows[i, axis], highs[i, axis] = part.min(), part.max()
 
-    small = n < SPLIT
-    parallel(measure, len(pieces), small=small)
-    low: list[int] = lows.min(axis=0).tolist()
-    bits = [(high - least).bit_length() for high, least in zip(highs.max(axis=0).tolist(), low)]
+    parallel(measure, len(pieces), small=n < SPLIT)
+    return Bounds(lows.min(axis=0).tolist(), highs.max(axis=0).tolist())
+
+
+def pack(columns: Columns, bounds: Bounds | None = None) -> tuple[np.ndarray, Layout] | None:
+    """One int64 per site, ordered as the sites are; None where 62 bits do not hold the extents."""
+    n = len(columns[0])
+    low, high = _bounds_of(columns) if bounds is None else bounds
+    low = [low[0], *(least // ALIGN * ALIGN for least in low[1:])]
+    bits = [(most - least).bit_length() for most, least in zip(high, low)]
     if sum(bits) > 62:
         return None
     key = scratch(n, np.int64)
-    compiled = fast.available() and all(c.dtype == np.int32 and c.flags.c_contiguous for c in columns)
+    # In pieces that stay in cache: one pass over the columns instead of seven.
+    pieces = [slice(start, start + _PIECE) for start in range(0, n, _PIECE)]
+    compiled = fast.available() and all(c.dtype == np.int32 for c in columns)
 
     def fill(i: int) -> None:
         part = key[pieces[i]]
@@ -69,24 +104,30 @@ def pack(columns: Columns) -> tuple[np.ndarray, Layout] | None:
             if least:
                 part -= least
 
-    parallel(fill, len(pieces), small=small)
+    parallel(fill, len(pieces), small=n < SPLIT)
     return key, Layout(low, bits)
 
 
 def unpack(key: np.ndarray, layout: Layout) -> np.ndarray:
     """Inverse of `pack`: (n, 4) int32, or int64 where int32 does not hold them."""
-    fits = all(-(2**31) <= low and low + (1 << width) <= 2**31 for low, width in zip(*layout))
+    low, bits, shift = layout
+    fits = all(-(2**31) <= least and least + (1 << width) <= 2**31 for least, width in zip(low, bits))
     out = np.empty((len(key), 4), np.int32 if fits else np.int64)
     starts = range(0, len(key), _PIECE)
 
     def work(i: int) -> None:
         part = key[starts[i] : starts[i] + _PIECE]
         rows = out[starts[i] : starts[i] + _PIECE]
-        for axis in (3, 2, 1):
-            width, low = layout.bits[axis], layout.low[axis]
-            np.add(part & ((1 << width) - 1), low, out=rows[:, axis], casting="unsafe")
-            part = part >> width
-        np.add(part, layout.low[0], out=rows[:, 0], casting="unsafe")
+        if fits and fast.available():
+            fast.unpack(part, low, bits, shift, rows)
+            return
+        for axis in (3, 2, 1, 0):
+            field = part if axis == 0 else part & ((1 << bits[axis]) - 1)
+            if shift[axis]:
+                np.right_shift(field + low[axis], shift[axis], out=rows[:, axis], casting="unsafe")
+            else:
+                np.add(field, low[axis], out=rows[:, axis], casting="unsafe")
+            part = part >> bits[axis]
 
     parallel(work, len(starts), small=len(key) < SPLIT)
     return out
@@ -170,13 +211,19 @@ def _vector_sort() -> bool:
     return min(spent) < 15e-9 * len(values)
 
 
-def lexicographic_order(columns: Columns) -> tuple[np.ndarray | None, int | None]:
-    """(positions in order of (batch, x, y, z), ties by position, int64; None when already so,
-    a place in that order whose site is the one before it; None without duplicates)."""
+class Order(NamedTuple):
+    """Four columns in order of (batch, x, y, z), ties by position."""
+
+    order: np.ndarray | None  # (n,) int64 positions; None when already so
+    twice: int | None  # a place in that order whose site is the one before it; None without duplicates
+    packed: Packed | None  # the sites in that order; None where 62 bits do not hold them
+
+
+def lexicographic_order(columns: Columns, bounds: Bounds | None = None) -> Order:
     n = len(columns[0])
     if n < 2:
-        return None, None
-    packed = pack(columns)
+        return Order(None, None, None)
+    packed = pack(columns, bounds)
     if packed is None:
         slow = np.lexsort(columns[::-1])
         same = np.ones(n - 1, bool)
@@ -184,11 +231,11 @@ def lexicographic_order(columns: Columns) -> tuple[np.ndarray | None, int | None
             ranked = column.take(slow)
             same &= ranked[1:] == ranked[:-1]
         twice = int(same.argmax()) + 1 if same.any() else None
-        return None if np.array_equal(slow, np.arange(n)) else slow, twice
+        return Order(None if np.array_equal(slow, np.arange(n)) else slow, twice, None)
     key, layout = packed
     order, ranked = (None, key) if is_sorted(key) else sort_keys(key, sum(layout.bits))
     same = ranked[1:] == ranked[:-1]
-    return order, int(same.argmax()) + 1 if same.any() else None
+    return Order(order, int(same.argmax()) + 1 if same.any() else None, Packed(ranked, layout))
 
 
 def is_sorted(key: np.ndarray) -> bool:
@@ -261,6 +308,40 @@ def group_runs(columns: Columns) -> Runs:
     np.any(rows[1:] != rows[:-1], axis=1, out=new[1:])
     starts = np.flatnonzero(new)
     return Runs(rows[starts], order, starts)
+
+
+def halved_runs(sites: Packed, shift: tuple[int, int, int]) -> tuple[Runs, Packed] | None:
+    """Runs of ``c >> shift`` of sorted sites, and these packed; None where the layout does not allow it.
+
+    Dropping low bits keeps the order of batch and x, so each thread sorts a stretch of its own.
+    """
+    key, (low, bits, had) = sites
+    n = len(key)
+    moved = (0, *(a + b for a, b in zip(had[1:], shift)))
+    if n == 0 or any(least & ((1 << s) - 1) for least, s in zip(low, moved)):
+        return None
+    places = [bits[1] + bits[2] + bits[3], bits[2] + bits[3], bits[3], 0]
+    gone = sum((1 << min(s, width)) - 1 << place for s, width, place in zip(moved, bits, places))
+    layout = Layout(low, bits, moved)
+    middle = (int(key[n // 2]) & ~gone) >> places[1] << places[1]
+    ends = [0, int(np.searchsorted(key, middle)), n]
+    ends = [0, n] if n < SPLIT // 4 or ends[1] == 0 or num_threads() == 1 else ends
+    order, ranked = scratch(n, np.int64), scratch(n, np.int64)
+
+    def sort(i: int) -> None:
+        here = slice(ends[i], ends[i + 1])
+        part = np.bitwise_and(key[here], ~gone, out=ranked[here])
+        found = fast.sort_part(part, sum(bits)) if fast.available() else None
+        if found is None:
+            local = _argsort(part, sum(bits))
+            found = local, part.take(local)
+        np.add(found[0], ends[i], out=order[here])
+        ranked[here] = found[1]
+
+    parallel(sort, len(ends) - 1)
+    starts = starts_of(ranked)
+    coarse = Packed(ranked.take(starts), layout)
+    return Runs(unpack(coarse.key, layout), order, starts), coarse
 
 
 def sorted_unique(columns: Columns) -> np.ndarray:

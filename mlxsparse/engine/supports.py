@@ -10,17 +10,23 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .sorting import Columns, Runs, columns_of, group_runs, sorted_unique
+from .index import CoordIndex
+from .sorting import Columns, Packed, Runs, columns_of, group_runs, halved_runs, sorted_unique
 
 Triple = tuple[int, int, int]
 # (coordinates along one axis, axis, tap) -> (outputs, which of them exist or None for all)
 Candidates = Callable[[np.ndarray, int, int], tuple[np.ndarray, np.ndarray | None]]
 
 
-def parents(columns: Columns, stride: Triple) -> Runs:
-    """Distinct ``floor(c / stride)`` of sites given as four columns, and the sites of each."""
-    batch, *axes = columns
-    return group_runs([batch, *(_floor_divide(c, s) for c, s in zip(axes, stride))])
+def parents(index: CoordIndex, stride: Triple) -> tuple[Runs, Packed | None]:
+    """Distinct ``floor(c / stride)`` of indexed sites and the sites of each, by rank; and these packed."""
+    if index.packed is not None and all(s & (s - 1) == 0 for s in stride):
+        sx, sy, sz = (s.bit_length() - 1 for s in stride)
+        found = halved_runs(index.packed, (sx, sy, sz))
+        if found is not None:
+            return found
+    batch, *axes = index.columns
+    return group_runs([batch, *(_floor_divide(c, s) for c, s in zip(axes, stride))]), None
 
 
 def _floor_divide(c: np.ndarray, s: int) -> np.ndarray:

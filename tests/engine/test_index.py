@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from mlxsparse.engine import sorting
 from mlxsparse.engine.index import LIMIT, build_index, lookup
 from mlxsparse.engine.sorting import columns_of, lexicographic_order, sorted_unique
+from mlxsparse.engine.supports import parents
 
 near = st.integers(-3, 3)
 far = st.integers(-LIMIT + 1, LIMIT - 1)
@@ -26,7 +28,7 @@ sites = (
 
 @given(sites)
 def test_order_is_lexicographic_and_stable(coords):
-    order, _ = lexicographic_order(columns_of(coords))
+    order = lexicographic_order(columns_of(coords)).order
     want = np.lexsort(coords.T[::-1])
     assert np.array_equal(np.arange(len(coords)) if order is None else order, want)
 
@@ -67,7 +69,6 @@ def test_points_2_to_the_21_apart_do_not_alias_spconv_532_545():
 @pytest.mark.parametrize("bits", [1, 16, 17, 40, 62])
 def test_every_sort_is_stable(fast, vector, threads, bits, monkeypatch):
     from mlxsparse.backend import fast as compiled
-    from mlxsparse.engine import sorting
 
     monkeypatch.setenv("MLXSPARSE_FAST", fast)
     monkeypatch.setenv("MLXSPARSE_THREADS", threads)
@@ -88,7 +89,6 @@ def test_every_sort_is_stable(fast, vector, threads, bits, monkeypatch):
 def test_groups(fast, spread, monkeypatch):
     """Sites, numbers and first positions, whether coordinates pack into 62 bits or not."""
     from mlxsparse.backend import fast as compiled
-    from mlxsparse.engine import sorting
 
     monkeypatch.setenv("MLXSPARSE_FAST", fast)
     monkeypatch.setattr(sorting, "SPLIT", 1000)
@@ -106,3 +106,35 @@ def test_groups(fast, spread, monkeypatch):
         order = np.arange(2 * n) if runs.order is None else runs.order
         assert np.array_equal(order, np.argsort(found.numbers, kind="stable"))
         assert np.array_equal(order[runs.starts], first)
+
+
+@pytest.mark.parametrize("fast", ["0", "1"])
+@pytest.mark.parametrize("spread", [3, 40, 2000, 2**20, 2**29])
+def test_parents_of_parents(spread, fast, monkeypatch):
+    """By halving packed sites where their layout allows it, else by dividing coordinates: the same."""
+    monkeypatch.setenv("MLXSPARSE_FAST", fast)
+    monkeypatch.setattr(sorting, "SPLIT", 1000)
+    rng = np.random.default_rng(spread)
+    low = rng.integers(-5, 5, 4) * [0, 1, 1, 1]
+    rows = rng.integers(0, [3, spread, spread, 5], (3000, 4)) + low
+    rows = np.unique(rows, axis=0).astype(np.int32)
+    index = build_index(rows[rng.permutation(len(rows))])
+    halved = 0
+    for stride in ((2, 2, 2), (2, 1, 4), (4, 2, 2), (2, 2, 2), (3, 2, 1), (2, 2, 2)):
+        runs, packed = parents(index, stride)
+        coarse = index.coords // [1, *stride]
+        sites, first, numbers = np.unique(coarse, axis=0, return_index=True, return_inverse=True)
+        assert np.array_equal(runs.sites, sites)
+        order = np.arange(index.size) if runs.order is None else runs.order
+        assert np.array_equal(order, np.argsort(numbers.reshape(-1), kind="stable"))
+        assert np.array_equal(order[runs.starts], first)
+        halved += packed is not None
+        index = build_index(runs.sites.astype(np.int32), presorted=True, packed=packed)
+    assert halved >= 3 if spread < 2**29 else halved == 0  # the fifth depends on where the sites lie
+
+
+def test_bounds_of_rows_of_any_number():
+    rng = np.random.default_rng(0)
+    for n in (1, 2, 255, 256, 257, 1000):
+        rows = rng.integers(-99, 99, (n, 4)).astype(np.int32)
+        assert sorting.bounds_of(rows) == (rows.min(axis=0).tolist(), rows.max(axis=0).tolist())
