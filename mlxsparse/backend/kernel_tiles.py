@@ -37,10 +37,15 @@ class Tile(NamedTuple):
     WN: int
     STAGES: int
     KEEP: int = 3
+    FIT: int = 0  # threadgroups that one core shall hold: limits registers on CUDA; 0: the compiler decides
 
     @property
     def threads(self) -> int:
         return 32 * self.WM * self.WN
+
+    def sizes(self) -> dict[str, int]:
+        """Template values."""
+        return {name: value for name, value in self._asdict().items() if name != "FIT"}
 
 
 # (output channels at most, tile) by backend and size of an element. CUDA: measured on an H100
@@ -256,9 +261,10 @@ def _product(
         tile.threads,
         dtype=x.dtype,
         group_bytes=_bytes(x.dtype, tile.STAGES, (tile.BM, tile.BK), False, *_right(tile, grad)),
+        fit=tile.FIT,
         EXACT=exact,
         GRAD=grad,
-        **tile._asdict(),
+        **tile.sizes(),
     )[0]
 
 
@@ -299,8 +305,6 @@ def weight_grad(ct: mx.array, x: mx.array, tiles: TapTiles, *, plain: bool = Fal
     run = blocks(places, max(1, min(most, places // 1024)) * PLACES) * PLACES
     runs = blocks(places, run)
     dims = [x.shape[0], tiles.size, tiles.places, taps, red, outs, run, along, int(plain), *tiles.steps]
-    shape = tile._asdict()
-    del shape["KEEP"]
     parts = launch(
         "conv_tiles_grad",
         [left, right, tiles.nbr, tiles.rows, tiles.masks],
@@ -310,8 +314,9 @@ def weight_grad(ct: mx.array, x: mx.array, tiles: TapTiles, *, plain: bool = Fal
         tile.threads,
         dtype=x.dtype,
         group_bytes=_bytes(x.dtype, tile.STAGES, (tile.BK, tile.BM), True, (tile.BK, tile.BN), True),
+        fit=tile.FIT,
         EXACT=fp32_mode(x.dtype),
-        **shape,
+        **tile.sizes(),
     )[0]
     dw = sum_parts(parts, x.dtype)
     return dw if (outs, red) == (co, ci) else dw[:co, :, :ci]

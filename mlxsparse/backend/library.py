@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CapacityError, DeviceError, DTypeError, MLXSparseError, ShapeError
-from .cuda_text import shared_memory
+from .cuda_text import launch_bounds, shared_memory
 from .device import trace
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
@@ -160,16 +160,23 @@ def cuda_prelude() -> str:
 
 
 def _cuda(
-    name: str, input_names: list[str], output_names: list[str], source: str, header: str, group_bytes: int = 0
+    name: str,
+    input_names: list[str],
+    output_names: list[str],
+    source: str,
+    header: str,
+    group_bytes: int = 0,
+    bounds: tuple[int, int] | None = None,
 ) -> Any:
     dynamic = group_bytes > STATIC_BYTES
     more: dict[str, Any] = {"shared_memory": group_bytes} if dynamic else {}
+    parts = [name, *([str(group_bytes)] if dynamic else []), *map(str, bounds or ())]
     return mx.fast.cuda_kernel(
-        name=f"{name}_{group_bytes}" if dynamic else name,
+        name="_".join(parts),
         input_names=input_names,
         output_names=output_names,
         source=shared_memory(source, dynamic),
-        header=cuda_prelude() + header,
+        header=cuda_prelude() + header + launch_bounds(bounds),
         **more,
     )
 
@@ -207,10 +214,10 @@ def using(make: Factory) -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=256)
-def _built(make: Factory, name: str, group_bytes: int = 0) -> Any:
+def _built(make: Factory, name: str, group_bytes: int = 0, bounds: tuple[int, int] | None = None) -> Any:
     kernel = KERNELS[name]
     inputs, outputs = [*kernel.inputs, "dims"], list(kernel.outputs)
-    more = {"group_bytes": group_bytes} if make is _cuda else {}
+    more: dict[str, Any] = {"group_bytes": group_bytes, "bounds": bounds} if make is _cuda else {}
     return make(unique_name(name), inputs, outputs, text(f"{name}.metal"), header(kernel), **more)
 
 
@@ -239,13 +246,15 @@ def launch(
     dtype: mx.Dtype | None = None,
     init: float | None = None,
     group_bytes: int = 0,
+    fit: int = 0,
     **template: int,
 ) -> list[mx.array]:
     """Run kernel `name` on `groups` threadgroups of `threads` threads; arrays of `shapes`.
 
     inputs: as KERNELS lists them, without dims. dims: the kernel's sizes, integers or 0-d int32 arrays.
     dtype: the template parameter T. init: what every output holds before, and where nothing is launched.
-    group_bytes: threadgroup memory, where it can pass STATIC_BYTES on CUDA.
+    group_bytes: threadgroup memory, where it can pass STATIC_BYTES on CUDA. fit: threadgroups that one core shall
+    hold, which limits registers on CUDA; 0: as the compiler finds.
     """
     kernel = KERNELS[name]
     _check_inputs(name, kernel, inputs, dtype)
@@ -265,7 +274,8 @@ def launch(
     make = factory()
     trace(f"kernel {name} {_described(values)}", once=True)
     # Metal has no buffer of no elements: an empty output is one element that nobody reads.
-    outputs: list[mx.array] = _built(make, name, group_bytes if group_bytes > STATIC_BYTES else 0)(
+    bounds = (threads, fit) if fit else None
+    outputs: list[mx.array] = _built(make, name, group_bytes if group_bytes > STATIC_BYTES else 0, bounds)(
         inputs=[*(_padded(a) for a in inputs), _dims(name, dims)],
         output_shapes=[tuple(shape) if math.prod(shape) else (1,) for shape in shapes],
         output_dtypes=types,
