@@ -302,6 +302,7 @@ def _plan(
     kernel = KERNELS[name]
     if "T" in kernel.template and dtype not in FLOATS:
         raise DTypeError(f"{name} takes float32, float16 or bfloat16, got {dtype}; cast with x.astype(...)")
+    inputs: list[Any]
     inputs, outputs = (
         [dtype if kind == _T else getattr(mx, kind) for kind in side.values()]
         for side in (kernel.inputs, kernel.outputs)
