@@ -24,6 +24,11 @@ constexpr int AN = BM / AR;
 constexpr int BC = BCOLS / VEC;
 constexpr int BR = NT / BC;
 constexpr int BP = BROWS / BR;
+constexpr int LDO = BN + VEC; // results on their way out
+constexpr int OC = BN / VEC;
+constexpr int OR = NT / OC;
+constexpr int ON = BM / OR;
+constexpr bool FITS = STAGED && BM * LDO <= STAGES * (ASIZE + BSIZE) && NT % OC == 0 && BM % OR == 0;
 static_assert(STAGES >= 2 && BM % AR == 0 && (32 % AR == 0 || AR % 32 == 0) && BROWS % BR == 0 && AN > 0 && BP > 0, "threads copy equally often");
 threadgroup uint4 smem[STAGES * (ASIZE + BSIZE) * int(sizeof(T)) / 16];
 threadgroup T* As = (threadgroup T*)smem;
@@ -129,7 +134,7 @@ for (int it = -STAGES; it < steps; it++) {
     }
   }
 }
-if (fast && !STAGED) {
+if (fast && !FITS) {
 int to_row[acc.ROWS];
 bool even = OUT % 2 == 0;
 TILE_UNROLL
@@ -155,13 +160,8 @@ for (int i = 0; i < acc.ROWS; i++) {
   }
 }
 }
-if (fast && STAGED) {
+if (fast && FITS) {
 // Results go through threadgroup memory, so that whole rows are written.
-constexpr int LDO = BN + VEC;
-constexpr int OC = BN / VEC;
-constexpr int OR = NT / OC;
-constexpr int ON = BM / OR;
-static_assert(BM * LDO <= STAGES * (ASIZE + BSIZE) && NT % OC == 0 && BM % OR == 0, "results fit");
 int to_row[ON];
 TILE_UNROLL
 for (int i = 0; i < ON; i++) to_row[i] = rows[place0 + tid / OC + i * OR];
