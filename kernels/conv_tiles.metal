@@ -7,6 +7,9 @@
 // out: y[M, OUT] T; rows at and past `active` are 0.   grid (32 WM WN * P / BM, ceil(OUT / BN), 1)
 // template: T; BM, BN, BK tile sizes; WM x WN simdgroups; STAGES >= 2 buffers; KEEP: 1 x, 2 weight, 3 both stay in L1
 //     (CUDA); GRAD; EXACT (tile.h)
+constexpr int SKIP = 1;
+constexpr int PRELOAD = 1;
+constexpr int STAGED = 1;
 constexpr int NT = 32 * WM * WN;
 constexpr int VEC = 16 / int(sizeof(T));
 constexpr int LDA = tile_ld<T>(BK, false);
@@ -21,11 +24,17 @@ constexpr int AN = BM / AR;
 constexpr int BC = BCOLS / VEC;
 constexpr int BR = NT / BC;
 constexpr int BP = BROWS / BR;
+constexpr int LDO = BN + VEC; // results on their way out
+constexpr int OC = BN / VEC;
+constexpr int OR = NT / OC;
+constexpr int ON = BM / OR;
+constexpr bool FITS = STAGED && BM * LDO <= STAGES * (ASIZE + BSIZE) && NT % OC == 0 && BM % OR == 0;
 static_assert(STAGES >= 2 && BM % AR == 0 && (32 % AR == 0 || AR % 32 == 0) && BROWS % BR == 0 && AN > 0 && BP > 0, "threads copy equally often");
 threadgroup uint4 smem[STAGES * (ASIZE + BSIZE) * int(sizeof(T)) / 16];
 threadgroup T* As = (threadgroup T*)smem;
 threadgroup T* Bs = As + STAGES * ASIZE;
 int rows_in = dims[0], rows_out = dims[1], K = dims[3], RED = dims[4], OUT = dims[5], WL = dims[6];
+int flip = dims[7], group = dims[11], next_tap = dims[12]; // read once: the copies below hide from the compiler that they stay
 int words = (K + 31) / 32;
 int rvec = RED / VEC; // offsets count copies, so that 32 bits reach far enough
 int tid = int(thread_index_in_threadgroup);
@@ -37,14 +46,16 @@ int ar = tid / AC, ac = tid % AC * VEC;
 int br = tid / BC, bc = tid % BC * VEC;
 const device uint* mask = masks + size_t(place0 / 32) * size_t(words);
 int blocks = 0; // taps of this tile
-for (int w = 0; w < words; w++) {
-  uint bits = 0u;
+int word = 0;   // of the masks, and what is left of it
+uint left = 0u;
+for (int w = words - 1; w >= 0; w--) {
+  left = 0u;
   TILE_UNROLL
-  for (int g = 0; g < BM / 32; g++) bits |= mask[g * words + w];
-  blocks += int(popcount(bits));
+  for (int g = 0; g < BM / 32; g++) left |= mask[g * words + w];
+  blocks += int(popcount(left));
 }
 // Row numbers of this thread's first place; AR divides 32 or is a multiple of it.
-const device int* mine = nbr + size_t(place0 / 32 + ar / 32) * size_t(dims[11]) + size_t(ar % 32);
+const device int* mine = nbr + size_t(place0 / 32 + ar / 32) * size_t(group) + size_t(ar % 32);
 int chunks = (RED + BK - 1) / BK;
 bool fast = dims[10] == 0 && tile_aligned(x) && tile_aligned(weight); // else plain sums at the end, slow and right
 int steps = fast ? blocks * chunks : 0;
@@ -52,12 +63,13 @@ tile_mma<T, BM / WM, BN / WN, EXACT> acc;
 acc.clear(thread_index_in_simdgroup);
 tile_copy<T, AN, (KEEP & 1) != 0> ca;
 tile_copy<T, BP, (KEEP & 2) != 0> cb;
-int idx[AN], nxt[AN];       // offsets of the rows being copied; rows of the next tap
+int idx[AN], nxt[AN];       // offsets of the rows being copied; rows of the next tap, as read: nothing waits for them yet
 int tap = 0, ntap = -1;     // tap being copied; the next one, -1 before the first
-int word = -1;              // of the masks, and what is left of it
-uint left = 0u;
 int pc = 0, fetched = -1;   // producer: channel chunk; taps fetched so far
 int put = 0, get = 0;       // buffers written and read in this step
+constexpr int OWN = BM / WM / 32; // groups of 32 places that this simdgroup multiplies; 0: it shares one
+bool has = true;            // one of them has the tap being copied
+uint present = 0u;          // whether they have the taps copied in the last steps, bit 0 the latest
 for (int it = -STAGES; it < steps; it++) {
   int ahead = it + STAGES - 1; // this step is copied now, while step `it` is multiplied
   bool more = ahead >= 0 && ahead < steps;
@@ -67,8 +79,14 @@ for (int it = -STAGES; it < steps; it++) {
   }
   if (more && pc == 0) {
     TILE_UNROLL
-    for (int i = 0; i < AN; i++) idx[i] = nxt[i] < 0 ? -1 : nxt[i] * rvec;
-    tap = dims[7] != 0 ? K - 1 - ntap : ntap;
+    for (int i = 0; i < AN; i++) idx[i] = nxt[i] >= 0 && nxt[i] < rows_in ? nxt[i] * rvec : -1;
+    tap = flip != 0 ? K - 1 - ntap : ntap;
+    if (SKIP && OWN > 0) {
+      uint own = 0u;
+      TILE_UNROLL
+      for (int g = 0; g < OWN; g++) own |= mask[(sm / 32 + g) * words + ntap / 32];
+      has = (own >> uint(ntap % 32) & 1u) != 0u;
+    }
   }
   if ((more ? pc == 0 : ahead < 0) && fetched + 1 < blocks) { // row numbers of the next tap are read a tap early
     fetched += 1;
@@ -79,12 +97,9 @@ for (int it = -STAGES; it < steps; it++) {
     }
     ntap = word * 32 + int(popcount((left & (0u - left)) - 1u));
     left &= left - 1u;
-    const device int* from = mine + size_t(ntap) * size_t(dims[12]);
+    const device int* from = mine + size_t(ntap) * size_t(next_tap);
     TILE_UNROLL
-    for (int i = 0; i < AN; i++) {
-      int j = from[i * AR / 32 * dims[11] + i * AR % 32];
-      nxt[i] = j < rows_in ? j : -1;
-    }
+    for (int i = 0; i < AN; i++) nxt[i] = from[i * AR / 32 * group + i * AR % 32];
   }
   if (more) {
     int c = pc * BK;
@@ -106,8 +121,10 @@ for (int it = -STAGES; it < steps; it++) {
   }
   if (ahead >= 0) {
     tile_commit();
+    present = present << 1u | uint(has);
     if (it >= 0) {
-      acc.template mma<BK, LDA, false, LDB, !GRAD>(As + get * ASIZE + sm * LDA, Bs + get * BSIZE + (GRAD ? sn : sn * LDB));
+      if (!SKIP || OWN == 0 || (present >> uint(STAGES - 1) & 1u) != 0u)
+        acc.template mma<BK, LDA, false, LDB, !GRAD>(As + get * ASIZE + sm * LDA, Bs + get * BSIZE + (GRAD ? sn : sn * LDB));
       get = get + 1 == STAGES ? 0 : get + 1;
     }
     put = put + 1 == STAGES ? 0 : put + 1;
@@ -117,11 +134,15 @@ for (int it = -STAGES; it < steps; it++) {
     }
   }
 }
+if (fast && !FITS) {
+int to_row[acc.ROWS];
 bool even = OUT % 2 == 0;
 TILE_UNROLL
+for (int i = 0; i < acc.ROWS; i++) to_row[i] = rows[place0 + sm + acc.row(i)];
+TILE_UNROLL
 for (int i = 0; i < acc.ROWS; i++) {
-  int o = rows[place0 + sm + acc.row(i)];
-  if (fast && o >= 0 && o < rows_out) {
+  int o = PRELOAD ? to_row[i] : rows[place0 + sm + acc.row(i)];
+  if (o >= 0 && o < rows_out) {
     bool live = o < dims[9];
     device T* to = y + size_t(o) * size_t(OUT);
     TILE_UNROLL
@@ -138,13 +159,50 @@ for (int i = 0; i < acc.ROWS; i++) {
     }
   }
 }
+}
+if (fast && FITS) {
+// Results go through threadgroup memory, so that whole rows are written.
+int to_row[ON];
+TILE_UNROLL
+for (int i = 0; i < ON; i++) to_row[i] = rows[place0 + tid / OC + i * OR];
+threadgroup_barrier(mem_flags::mem_threadgroup);
+TILE_UNROLL
+for (int j = 0; j < acc.COLS; j++) {
+  int c = col0 + sn + acc.col(j);
+  float b0 = 0.0f, b1 = 0.0f;
+  if (dims[8] != 0) {
+    if (c < OUT) b0 = bias[c];
+    if (c + 1 < OUT) b1 = bias[c + 1];
+  }
+  TILE_UNROLL
+  for (int i = 0; i < acc.ROWS; i++)
+    tile_keep2(As + (sm + acc.row(i)) * LDO + sn + acc.col(j), acc.get(i, j, 0) + b0, acc.get(i, j, 1) + b1);
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);
+int oc = tid % OC * VEC;
+TILE_UNROLL
+for (int i = 0; i < ON; i++) {
+  int o = to_row[i];
+  if (o >= 0 && o < rows_out) {
+    device T* to = y + size_t(o) * size_t(OUT) + size_t(col0 + oc);
+    const threadgroup T* at = As + (tid / OC + i * OR) * LDO + oc;
+    bool live = o < dims[9];
+    if (OUT % VEC == 0) {
+      if (col0 + oc < OUT) tile_row16(to, at, live);
+    } else {
+      for (int e = 0; e < VEC; e++)
+        if (col0 + oc + e < OUT) to[e] = live ? at[e] : T(0.0f);
+    }
+  }
+}
+}
 if (!fast) {
   for (int e = tid; e < BM * BN; e += NT) {
     int place = place0 + e / BN, o = rows[place], c = col0 + e % BN;
     if (o >= 0 && o < rows_out && c < OUT) {
       float sum = 0.0f;
       for (int t = 0; t < K; t++) {
-        int j = nbr[size_t(place / 32) * size_t(dims[11]) + size_t(t) * size_t(dims[12]) + size_t(place % 32)], wt = dims[7] != 0 ? K - 1 - t : t;
+        int j = nbr[size_t(place / 32) * size_t(group) + size_t(t) * size_t(next_tap) + size_t(place % 32)], wt = flip != 0 ? K - 1 - t : t;
         if (j >= 0 && j < rows_in)
           for (int r = 0; r < RED; r++)
             sum += float(x[size_t(j) * size_t(RED) + size_t(r)]) *

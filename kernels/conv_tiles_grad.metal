@@ -37,16 +37,18 @@ int br = tid / BC, bc = n0 + tid % BC * VEC;
 bool fast = dims[8] == 0 && tile_aligned(ct) && tile_aligned(x); // else plain sums at the end, slow and right
 int first = run * dims[6], last = min(places, first + dims[6]);
 const device int* pairs = nbr + size_t(tap) * size_t(dims[10]);
-size_t group = size_t(dims[9]);
+int stride = dims[9];
+size_t group = size_t(stride);
 tile_mma<T, BM / WM, BN / WN, EXACT> acc;
 acc.clear(thread_index_in_simdgroup);
 tile_copy<T, AN> ca;
 tile_copy<T, BP> cb;
-int ia[AN], ib[BP];     // rows copied next: of ct and of x (-1: this pair does not exist)
+constexpr bool SAME = AC == BC; // a thread copies the same places of ct and x
+int oa[AN], ja[AN], ob[BP], jb[BP]; // pairs copied next, rows of ct and x, as read: nothing waits for them yet
 int base = first - 32 * BK; // pieces in sight: 32 from here on, one bit each
 uint left = 0u;
 int pending = -STAGES;  // steps until the first product
-bool ready = false;     // ia and ib hold a piece
+bool ready = false;     // they hold a piece
 int open = 0;           // pieces copied and not yet multiplied
 int put = 0, get = 0;
 bool going = fast;
@@ -69,13 +71,14 @@ for (; going; pending++) {
   if (copying) {
     TILE_UNROLL
     for (int i = 0; i < AN; i++) {
-      bool ok = ia[i] >= 0 && ac < OUT;
-      ca.fetch(i, As + put * ASIZE + (ar + i * AR) * LDA + (ac - m0), ct + size_t(ok ? ia[i] * avec + ac / VEC : 0) * size_t(VEC), ok);
+      bool ok = oa[i] >= 0 && oa[i] < rows_out && ja[i] >= 0 && ja[i] < rows_in && ac < OUT;
+      ca.fetch(i, As + put * ASIZE + (ar + i * AR) * LDA + (ac - m0), ct + size_t(ok ? oa[i] * avec + ac / VEC : 0) * size_t(VEC), ok);
     }
     TILE_UNROLL
     for (int i = 0; i < BP; i++) {
-      bool ok = ib[i] >= 0 && bc < RED;
-      cb.fetch(i, Bs + put * BSIZE + (br + i * BR) * LDB + (bc - n0), x + size_t(ok ? ib[i] * bvec + bc / VEC : 0) * size_t(VEC), ok);
+      int o = SAME ? oa[SAME ? i : 0] : ob[i], j = SAME ? ja[SAME ? i : 0] : jb[i];
+      bool ok = o >= 0 && o < rows_out && j >= 0 && j < rows_in && bc < RED;
+      cb.fetch(i, Bs + put * BSIZE + (br + i * BR) * LDB + (bc - n0), x + size_t(ok ? j * bvec + bc / VEC : 0) * size_t(VEC), ok);
     }
   }
   if (pending > -STAGES) tile_commit();
@@ -87,14 +90,16 @@ for (; going; pending++) {
     TILE_UNROLL
     for (int i = 0; i < AN; i++) {
       int place = at + ar + i * AR;
-      int j = place < last ? from[(ar / 32 + i * AR / 32) * dims[9] + ar % 32 + i * AR % 32] : -1, o = place < last ? rows[place] : -1;
-      ia[i] = j >= 0 && j < rows_in && o < rows_out ? o : -1;
+      ja[i] = place < last ? from[(ar / 32 + i * AR / 32) * stride + ar % 32 + i * AR % 32] : -1;
+      oa[i] = place < last ? rows[place] : -1;
     }
     TILE_UNROLL
     for (int i = 0; i < BP; i++) {
       int place = at + br + i * BR;
-      int j = place < last ? from[(br / 32 + i * BR / 32) * dims[9] + br % 32 + i * BR % 32] : -1, o = place < last ? rows[place] : -1;
-      ib[i] = o >= 0 && o < rows_out && j < rows_in ? j : -1;
+      if (!SAME) {
+        jb[i] = place < last ? from[(br / 32 + i * BR / 32) * stride + br % 32 + i * BR % 32] : -1;
+        ob[i] = place < last ? rows[place] : -1;
+      }
     }
   }
   if (pending >= 0 && open > 0) {

@@ -220,4 +220,8 @@ METAL_FUNC void tile_put2(__nv_bfloat16* p, float x, float y, bool aligned) {
     p[1] = __nv_bfloat16(y);
   }
 }
+template <typename T> METAL_FUNC void tile_keep2(T* p, float x, float y) { tile_put2(p, x, y, true); }
+template <typename T> METAL_FUNC void tile_row16(T* to, const T* from, bool ok) {
+  *(uint4*)to = ok ? *(const uint4*)from : make_uint4(0u, 0u, 0u, 0u);
+}
 #define TILE_UNROLL _Pragma("unroll")

@@ -18,6 +18,8 @@
 //                                 threadgroup_barrier must follow tile_wait before other threads' data is read.
 //   tile_aligned(p)               16-byte copies from p on are allowed: a view may start anywhere in its buffer
 //   tile_put2(p, x, y, aligned)   two neighbouring outputs; aligned: p is a multiple of two elements
+//   tile_keep2(p, x, y)           two neighbours in threadgroup memory, aligned
+//   tile_row16(to, from, ok)      16 bytes from threadgroup to device memory, zeros where !ok
 // EXACT (fp32 on CUDA; Metal is always fp32): 0 one TF32 product (10-bit mantissa), 1 three TF32 products (near fp32),
 // 2 fp32 multiply-adds.
 #ifndef TILE_CUDA
@@ -88,5 +90,12 @@ template <typename T> METAL_FUNC bool tile_aligned(const device T* p) { return (
 template <typename T> METAL_FUNC void tile_put2(device T* p, float x, float y, bool aligned) {
   p[0] = T(x);
   p[1] = T(y);
+}
+template <typename T> METAL_FUNC void tile_keep2(threadgroup T* p, float x, float y) {
+  p[0] = T(x);
+  p[1] = T(y);
+}
+template <typename T> METAL_FUNC void tile_row16(device T* to, const threadgroup T* from, bool ok) {
+  *(device uint4*)to = ok ? *(const threadgroup uint4*)from : uint4(0);
 }
 #endif

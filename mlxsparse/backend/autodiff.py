@@ -1,8 +1,10 @@
 """One helper that makes an operator differentiable, with every unsupported transformation refused.
 
-MLX's custom functions compute all gradients of a call or none. Here each differentiable input gets
-a branch of its own, ``J(B0(x0) -> y, B1(x1) -> 0, ...) -> y``: MLX walks back through the branches
-that lead to a wanted gradient only, so no gradient is computed that nobody asked for.
+MLX's custom functions make all gradients of a call or none. Where kernels run that is no loss: a
+gradient is a node of MLX's graph, and one that nobody asked for is never evaluated. Host functions
+compute at once, so there each differentiable input gets a branch of its own,
+``J(B0(x0) -> y, B1(x1) -> 0, ...) -> y``: MLX walks back through the branches that lead to a wanted
+gradient only. No gradient is computed that nobody asked for.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import TransformError
+from .device import executor
 
 Gradient = Callable[..., mx.array]
 
@@ -44,6 +47,8 @@ def differentiable(
     and second gradients raise TransformError.
     """
     device = mx.default_device()
+    if device.type == mx.DeviceType.gpu or executor() == "kernel":
+        return _in_one(name, forward, gradients, inputs, device)
 
     def branch(i: int, value: Callable[[mx.array], mx.array]) -> mx.array:
         function: Any = mx.custom_function(value)
@@ -60,10 +65,7 @@ def differentiable(
         result: mx.array = function(inputs[i])
         return result
 
-    # MLX's jvp would walk into the forward's own graph, where a kernel raises a bare error of MLX's.
-    # Host functions leave no graph behind, and are spared the extra evaluation.
-    cut = mx.stop_gradient if device.type == mx.DeviceType.gpu else lambda a: a
-    y = branch(0, lambda x: forward(cut(x), *map(cut, inputs[1:])))
+    y = branch(0, lambda x: forward(x, *inputs[1:]))
     if len(inputs) == 1:
         return y
     zeros = mx.broadcast_to(mx.zeros((), y.dtype), y.shape)
@@ -74,3 +76,28 @@ def differentiable(
     join.vmap(_refuse(name, "batched form (vmap)"))
     joined: mx.array = join(y, *others)
     return joined
+
+
+def _in_one(
+    name: str,
+    forward: Callable[..., mx.array],
+    gradients: Sequence[Gradient],
+    inputs: Sequence[mx.array],
+    device: mx.Device,
+) -> mx.array:
+    """`differentiable` as one custom function, for results that are not computed before they are read."""
+    cut = mx.stop_gradient  # MLX's jvp would walk into the forward's own graph, where a kernel raises
+    function: Any = mx.custom_function(lambda *a: forward(*map(cut, a)))
+
+    def vjp(primals: Any, cotangent: mx.array, _: mx.array) -> Any:
+        arguments = primals if isinstance(primals, (tuple, list)) else (primals,)
+        with mx.stream(device):
+            # Functions of their own: MLX evaluates all results of one together.
+            made = [_sealed(name, gradient)(cotangent, *arguments) for gradient in gradients]
+        return tuple(made) if len(made) > 1 else made[0]
+
+    function.vjp(vjp)
+    function.jvp(_refuse(name, "forward-mode derivative (jvp)"))
+    function.vmap(_refuse(name, "batched form (vmap)"))
+    result: mx.array = function(*inputs)
+    return result

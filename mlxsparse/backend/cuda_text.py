@@ -16,3 +16,15 @@ def shared_memory(body: str, dynamic: bool = False) -> str:
     if dynamic:
         return _SIZED.sub(r"\1extern __shared__ \2[];", body)
     return _THREADGROUP.sub(r"\1__shared__ \2", body)
+
+
+def launch_bounds(bounds: tuple[int, int] | None) -> str:
+    """What makes the kernel that follows use few enough registers: (threads, threadgroups that a core holds).
+
+    MLX writes the kernel's declaration, so the word that it begins with is redefined.
+    """
+    if bounds is None:
+        return ""
+    threads, fit = bounds
+    attributes = f"__attribute__((global)) __launch_bounds__({threads}, {fit})"
+    return f"#undef __global__\n#define __global__ {attributes}\n"

@@ -24,10 +24,12 @@ FP32_MODES = {"tf32": 0, "": 1, "near": 1, "exact": 2}
 
 def fp32_mode(dtype: mx.Dtype) -> int:
     """How CUDA multiplies float32 (kernels/tile.h): MLXSPARSE_FP32 = near (default), exact or tf32."""
+    if dtype != mx.float32:
+        return 0
     mode = os.environ.get("MLXSPARSE_FP32", "")
     if mode not in FP32_MODES:
         raise MLXSparseError(f'MLXSPARSE_FP32 must be "near", "exact" or "tf32", got {mode!r}')
-    return FP32_MODES[mode] if dtype == mx.float32 else 0
+    return FP32_MODES[mode]
 
 
 def _check_weight(w: mx.array, taps: int, groups: int) -> None:

@@ -37,10 +37,15 @@ class Tile(NamedTuple):
     WN: int
     STAGES: int
     KEEP: int = 3
+    FIT: int = 0  # threadgroups that one core shall hold: limits registers on CUDA; 0: the compiler decides
 
     @property
     def threads(self) -> int:
         return 32 * self.WM * self.WN
+
+    def sizes(self) -> dict[str, int]:
+        """Template values."""
+        return {name: value for name, value in self._asdict().items() if name != "FIT"}
 
 
 # (output channels at most, tile) by backend and size of an element. CUDA: measured on an H100
@@ -78,9 +83,14 @@ grouped = True
 
 def tile_for(dtype: mx.Dtype, channels: int, *, weight: bool = False) -> Tile:
     """The tile for `channels` output channels; for a weight gradient the larger channel count."""
+    tile = chosen.get((weight, channels)) if chosen else None
+    return tile or _measured(on_cuda(), dtype.size, channels, weight)
+
+
+@functools.lru_cache(maxsize=256)
+def _measured(cuda: bool, itemsize: int, channels: int, weight: bool) -> Tile:
     table = WEIGHT_GRAD if weight else FORWARD
-    found = next(t for most, t in table[on_cuda(), dtype.size] if channels <= most)
-    return chosen.get((weight, channels), found)
+    return next(tile for most, tile in table[cuda, itemsize] if channels <= most)
 
 
 # ---------------------------------------------------------------- ordered maps
@@ -236,34 +246,44 @@ def _product(
 ) -> mx.array:
     if bias is not None and bias.shape != (outs,):
         raise ShapeError(f"bias has shape {tuple(bias.shape)}, wanted {(outs,)}")
-    n, red = x.shape
-    _check_reach("x", n, red, x.dtype.size)
+    dtype, (n, red) = x.dtype, x.shape
+    _check_reach("x", n, red, dtype.size)
     if w.size >= OFFSETS:
         raise CapacityError(
             f"weight {tuple(w.shape)} has more elements than a kernel can address; use groups"
         )
-    tile = tile_for(x.dtype, outs)
-    exact = fp32_mode(x.dtype)
+    tile = tile_for(dtype, outs)
     start = unread() if bias is None else bias.astype(mx.float32)
     rows = tiles.size if active is None else active
-    dims = [n, tiles.size, tiles.places, tiles.taps, red, outs, w.shape[2], flip, int(bias is not None), rows]
+    places, taps = tiles.rows.shape[0], tiles.nbr.shape[-2]
+    dims = [n, tiles.size, places, taps, red, outs, w.shape[2], flip, int(bias is not None), rows]
     return launch(
         "conv_tiles",
         [x, w, start, tiles.nbr, tiles.rows, tiles.masks],
         [*dims, int(plain), *tiles.steps],
         [(tiles.size, outs)],
-        (tiles.places // tile.BM, blocks(outs, tile.BN), 1),
+        (places // tile.BM, blocks(outs, tile.BN), 1),
         tile.threads,
-        dtype=x.dtype,
-        group_bytes=_bytes(x.dtype, tile.STAGES, (tile.BM, tile.BK), False, *_right(tile, grad)),
-        EXACT=exact,
+        dtype=dtype,
+        EXACT=fp32_mode(dtype),
         GRAD=grad,
-        **tile._asdict(),
+        **_forward_options(dtype, tile, grad),
     )[0]
 
 
-def _right(tile: Tile, grad: int) -> tuple[tuple[int, int], bool]:
-    return ((tile.BK, tile.BN), True) if grad else ((tile.BN, tile.BK), False)
+@functools.lru_cache(maxsize=256)
+def _forward_options(dtype: mx.Dtype, tile: Tile, grad: int) -> dict[str, int]:
+    right = ((tile.BK, tile.BN), True) if grad else ((tile.BN, tile.BK), False)
+    size = _bytes(dtype, tile.STAGES, (tile.BM, tile.BK), False, *right)
+    return {"group_bytes": size, "fit": tile.FIT, **tile.sizes()}
+
+
+@functools.lru_cache(maxsize=256)
+def _grad_options(dtype: mx.Dtype, tile: Tile) -> dict[str, int]:
+    size = _bytes(dtype, tile.STAGES, (tile.BK, tile.BM), True, (tile.BK, tile.BN), True)
+    shape = tile.sizes()
+    del shape["KEEP"]  # both sides stream
+    return {"group_bytes": size, "fit": tile.FIT, **shape}
 
 
 def _bytes(dtype: mx.Dtype, stages: int, a: tuple[int, int], a_k: bool, b: tuple[int, int], b_k: bool) -> int:
@@ -299,8 +319,6 @@ def weight_grad(ct: mx.array, x: mx.array, tiles: TapTiles, *, plain: bool = Fal
     run = blocks(places, max(1, min(most, places // 1024)) * PLACES) * PLACES
     runs = blocks(places, run)
     dims = [x.shape[0], tiles.size, tiles.places, taps, red, outs, run, along, int(plain), *tiles.steps]
-    shape = tile._asdict()
-    del shape["KEEP"]
     parts = launch(
         "conv_tiles_grad",
         [left, right, tiles.nbr, tiles.rows, tiles.masks],
@@ -309,9 +327,8 @@ def weight_grad(ct: mx.array, x: mx.array, tiles: TapTiles, *, plain: bool = Fal
         (runs, taps, pieces),
         tile.threads,
         dtype=x.dtype,
-        group_bytes=_bytes(x.dtype, tile.STAGES, (tile.BK, tile.BM), True, (tile.BK, tile.BN), True),
         EXACT=fp32_mode(x.dtype),
-        **shape,
+        **_grad_options(x.dtype, tile),
     )[0]
     dw = sum_parts(parts, x.dtype)
     return dw if (outs, red) == (co, ci) else dw[:co, :, :ci]

@@ -18,15 +18,19 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from ..errors import CapacityError, DeviceError, DTypeError, MLXSparseError, ShapeError
-from .cuda_text import shared_memory
+from ..errors import CapacityError, DeviceError, DTypeError, MLXSparseError
+from .arguments import SMALL, padded, sizes
+from .arguments import check_array as check_array
+from .arguments import check_coords as check_coords
+from .arguments import check_index as check_index
+from .arguments import read_ints as read_ints
+from .cuda_text import launch_bounds, shared_memory
 from .device import trace
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 MAX_THREADS = 256  # of a threadgroup: Apple GPUs allow fewer than 1024 when a kernel needs many registers
 MAX_GRID_X = 2**31 - 1  # threads; MLX takes the grid as 32-bit integers
 MAX_GRID_YZ = 65535  # threadgroups along y or z, CUDA's limit
-SMALL = 8  # inputs below it lie in another address space on Metal
 _I, _U, _L, _F, _T = "int32", "uint32", "uint64", "float32", "T"
 
 
@@ -160,16 +164,23 @@ def cuda_prelude() -> str:
 
 
 def _cuda(
-    name: str, input_names: list[str], output_names: list[str], source: str, header: str, group_bytes: int = 0
+    name: str,
+    input_names: list[str],
+    output_names: list[str],
+    source: str,
+    header: str,
+    group_bytes: int = 0,
+    bounds: tuple[int, int] | None = None,
 ) -> Any:
     dynamic = group_bytes > STATIC_BYTES
     more: dict[str, Any] = {"shared_memory": group_bytes} if dynamic else {}
+    parts = [name, *([str(group_bytes)] if dynamic else []), *map(str, bounds or ())]
     return mx.fast.cuda_kernel(
-        name=f"{name}_{group_bytes}" if dynamic else name,
+        name="_".join(parts),
         input_names=input_names,
         output_names=output_names,
         source=shared_memory(source, dynamic),
-        header=cuda_prelude() + header,
+        header=cuda_prelude() + header + launch_bounds(bounds),
         **more,
     )
 
@@ -207,10 +218,10 @@ def using(make: Factory) -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=256)
-def _built(make: Factory, name: str, group_bytes: int = 0) -> Any:
+def _built(make: Factory, name: str, group_bytes: int = 0, bounds: tuple[int, int] | None = None) -> Any:
     kernel = KERNELS[name]
     inputs, outputs = [*kernel.inputs, "dims"], list(kernel.outputs)
-    more = {"group_bytes": group_bytes} if make is _cuda else {}
+    more: dict[str, Any] = {"group_bytes": group_bytes, "bounds": bounds} if make is _cuda else {}
     return make(unique_name(name), inputs, outputs, text(f"{name}.metal"), header(kernel), **more)
 
 
@@ -239,19 +250,65 @@ def launch(
     dtype: mx.Dtype | None = None,
     init: float | None = None,
     group_bytes: int = 0,
+    fit: int = 0,
     **template: int,
 ) -> list[mx.array]:
     """Run kernel `name` on `groups` threadgroups of `threads` threads; arrays of `shapes`.
 
     inputs: as KERNELS lists them, without dims. dims: the kernel's sizes, integers or 0-d int32 arrays.
     dtype: the template parameter T. init: what every output holds before, and where nothing is launched.
-    group_bytes: threadgroup memory, where it can pass STATIC_BYTES on CUDA.
+    group_bytes: threadgroup memory, where it can pass STATIC_BYTES on CUDA. fit: threadgroups that one
+    core shall hold, which limits registers on CUDA; 0: as the compiler finds.
     """
+    plan = _plan(
+        _forced or factory(), name, groups, threads, dtype, init, group_bytes, fit,
+        tuple(map(tuple, shapes)), tuple(template.items()),
+    )  # fmt: skip
+    if [a.dtype for a in inputs] != plan.types:
+        _refuse(name, inputs, plan.types)
+    if plan.call is None:
+        return [filled(shape, init or 0, kind) for shape, kind in zip(shapes, plan.options["output_dtypes"])]
+    made: list[mx.array] = plan.call(
+        inputs=[*(a if a.size >= SMALL else padded(a) for a in inputs), sizes(name, dims)], **plan.options
+    )
+    if not plan.empty:
+        return made
+    return [out if math.prod(shape) else filled(shape, 0, out.dtype) for out, shape in zip(made, shapes)]
+
+
+class Plan(NamedTuple):
+    """A checked launch without its inputs."""
+
+    call: Any  # None: nothing to run
+    options: dict[str, Any]  # of `call`
+    types: list[mx.Dtype]  # of the inputs
+    empty: bool  # an output has no elements
+
+
+@functools.lru_cache(maxsize=2048)
+def _plan(
+    make: Factory,
+    name: str,
+    groups: tuple[int, int, int],
+    threads: int,
+    dtype: mx.Dtype | None,
+    init: float | None,
+    group_bytes: int,
+    fit: int,
+    shapes: tuple[tuple[int, ...], ...],
+    template: tuple[tuple[str, int], ...],
+) -> Plan:
+    """What a launch derives from all but its arrays; made once, as it costs as much as a small kernel."""
     kernel = KERNELS[name]
-    _check_inputs(name, kernel, inputs, dtype)
-    types: list[Any] = [dtype if kind == _T else getattr(mx, kind) for kind in kernel.outputs.values()]
+    if "T" in kernel.template and dtype not in FLOATS:
+        raise DTypeError(f"{name} takes float32, float16 or bfloat16, got {dtype}; cast with x.astype(...)")
+    inputs: list[Any]
+    inputs, outputs = (
+        [dtype if kind == _T else getattr(mx, kind) for kind in side.values()]
+        for side in (kernel.inputs, kernel.outputs)
+    )
     if 0 in groups:
-        return [filled(shape, init or 0, kind) for shape, kind in zip(shapes, types)]
+        return Plan(None, {"output_dtypes": outputs}, inputs, True)
     if not 0 < threads <= MAX_THREADS:
         raise MLXSparseError(
             f"{name}: threadgroups of {threads} threads; at most {MAX_THREADS} run everywhere"
@@ -261,20 +318,20 @@ def launch(
         raise CapacityError(
             f"{name}: a grid of {groups} threadgroups is too large ({limits}); split the input"
         )
-    values = {"T": dtype, **template}
-    make = factory()
+    values = {"T": dtype, **dict(template)}
     trace(f"kernel {name} {_described(values)}", once=True)
-    # Metal has no buffer of no elements: an empty output is one element that nobody reads.
-    outputs: list[mx.array] = _built(make, name, group_bytes if group_bytes > STATIC_BYTES else 0)(
-        inputs=[*(_padded(a) for a in inputs), _dims(name, dims)],
-        output_shapes=[tuple(shape) if math.prod(shape) else (1,) for shape in shapes],
-        output_dtypes=types,
-        grid=(groups[0] * threads, groups[1], groups[2]),
-        threadgroup=(threads, 1, 1),
-        template=[(parameter, values[parameter]) for parameter in kernel.template] or None,
-        init_value=init,
-    )
-    return [out if math.prod(shape) else filled(shape, 0, out.dtype) for out, shape in zip(outputs, shapes)]
+    options = {
+        # Metal has no buffer of no elements: an empty output is one element that nobody reads.
+        "output_shapes": [shape if math.prod(shape) else (1,) for shape in shapes],
+        "output_dtypes": outputs,
+        "grid": (groups[0] * threads, groups[1], groups[2]),
+        "threadgroup": (threads, 1, 1),
+        "template": [(parameter, values[parameter]) for parameter in kernel.template] or None,
+        "init_value": init,
+    }
+    bounds = (threads, fit) if fit else None
+    call = _built(make, name, group_bytes if group_bytes > STATIC_BYTES else 0, bounds)
+    return Plan(call, options, inputs, not all(map(math.prod, shapes)))
 
 
 def filled(shape: Sequence[int], value: float, dtype: mx.Dtype) -> mx.array:
@@ -305,38 +362,13 @@ def _described(values: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
 
 
-def _check_inputs(name: str, kernel: Kernel, inputs: Sequence[mx.array], dtype: mx.Dtype | None) -> None:
-    if len(inputs) != len(kernel.inputs):
-        raise MLXSparseError(f"{name} takes {list(kernel.inputs)}, got {len(inputs)} arrays")
-    if "T" in kernel.template and dtype not in FLOATS:
-        raise DTypeError(f"{name} takes float32, float16 or bfloat16, got {dtype}; cast with x.astype(...)")
-    for (argument, kind), a in zip(kernel.inputs.items(), inputs):
-        wanted = dtype if kind == _T else getattr(mx, kind)
+def _refuse(name: str, inputs: Sequence[mx.array], types: list[mx.Dtype]) -> None:
+    names = list(KERNELS[name].inputs)
+    if len(inputs) != len(names):
+        raise MLXSparseError(f"{name} takes {names}, got {len(inputs)} arrays")
+    for argument, a, wanted in zip(names, inputs, types):
         if a.dtype != wanted:
             raise DTypeError(f"{name}: {argument} is {a.dtype}, wanted {wanted}; cast with .astype({wanted})")
-
-
-def _padded(a: mx.array) -> mx.array:
-    if a.size >= SMALL:
-        return a
-    if a.size == 0:
-        return mx.zeros((SMALL,), a.dtype)
-    return mx.concatenate([a.reshape(-1), mx.zeros((SMALL - a.size,), a.dtype)])
-
-
-def _dims(name: str, values: Sequence[int | mx.array]) -> mx.array:
-    for v in values:
-        if isinstance(v, int) and not -(2**31) <= v < 2**31:
-            raise CapacityError(f"{name}: the size {v} does not fit 32 bits; split the input")
-    if all(isinstance(v, int) for v in values):
-        return _constant(tuple(int(v) for v in values))
-    parts = [v.astype(mx.int32) if isinstance(v, mx.array) else mx.array(v, dtype=mx.int32) for v in values]
-    return mx.stack([*parts, *(mx.array(0, dtype=mx.int32) for _ in range(SMALL - len(values)))])
-
-
-@functools.lru_cache(maxsize=4096)
-def _constant(values: tuple[int, ...]) -> mx.array:
-    return mx.array([*values, *[0] * (SMALL - len(values))], dtype=mx.int32)
 
 
 @functools.cache
@@ -365,35 +397,3 @@ def fused(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
 def row_groups(rows: int, channels: int) -> tuple[int, int, int]:
     """Threadgroups of a kernel over (rows, channels): rows.h."""
     return blocks(rows, MAX_THREADS // 32), blocks(channels, 32), 1
-
-
-# ---------------------------------------------------------------- checks of arguments
-
-
-def read_ints(*values: mx.array) -> list[int]:
-    """0-d integer arrays as Python integers, in one wait for the device."""
-    return [int(v) for v in np.array(mx.stack([v.astype(mx.int64) for v in values]))]
-
-
-def check_array(name: str, a: mx.array, ndim: int, dtype: mx.Dtype | None = None) -> None:
-    """ShapeError or DTypeError unless `a` has `ndim` axes and `dtype`."""
-    if a.ndim != ndim:
-        raise ShapeError(f"{name} has shape {tuple(a.shape)}, wanted {ndim} axes")
-    if dtype is not None and a.dtype != dtype:
-        raise DTypeError(f"{name} is {a.dtype}, wanted {dtype}; cast with .astype({dtype})")
-
-
-def check_coords(name: str, coords: mx.array) -> None:
-    check_array(name, coords, 2, mx.int32)
-    if coords.shape[1] != 4:
-        raise ShapeError(f"{name} has shape {tuple(coords.shape)}, wanted (N, 4): batch, x, y, z")
-
-
-def check_index(name: str, index: mx.array, limit: int) -> None:
-    """MLXSparseError unless each element of an int32 array is -1 or a row below `limit`. Waits for it."""
-    if index.dtype != mx.int32:
-        raise DTypeError(f"{name} is {index.dtype}, wanted int32; cast with .astype(mx.int32)")
-    if index.size:
-        low, high = read_ints(index.min(), index.max())
-        if low < -1 or high >= limit:
-            raise MLXSparseError(f"{name}: row index out of range: [{low}, {high}] for {limit} rows")

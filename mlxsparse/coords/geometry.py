@@ -6,6 +6,7 @@ Tap t = (kx * Ky + ky) * Kz + kz; no flip.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -22,7 +23,9 @@ def triple(value: TripleLike, name: str, *, least: int | None = None) -> Triple:
     """An int or three ints (x, y, z) as a 3-tuple, each at least `least`."""
     items = (value,) * 3 if isinstance(value, (int, np.integer)) else value
     try:
-        x, y, z = (_integer(v) for v in items)
+        x, y, z = items
+        if not type(x) is type(y) is type(z) is int:
+            x, y, z = _integer(x), _integer(y), _integer(z)
     except (TypeError, ValueError):
         raise ShapeError(f"{name} must be an int or three ints (x, y, z), got {value!r}") from None
     if max(abs(x), abs(y), abs(z)) >= 2**30:
@@ -56,15 +59,12 @@ class Kernel:
         dilation: TripleLike = 1,
     ) -> Kernel:
         """Normalise and check ints or 3-sequences."""
-        kernel = cls(
+        return _kernel(
             triple(size, "kernel_size", least=1),
             triple(stride, "stride", least=1),
             triple(padding, "padding"),
             triple(dilation, "dilation", least=1),
         )
-        if any((k - 1) * d >= 2**30 for k, d in zip(kernel.size, kernel.dilation)):
-            raise CoordinateRangeError(f"kernel_size {size}, dilation {dilation} reach past 2**30 sites")
-        return kernel
 
     @classmethod
     def submanifold(
@@ -72,8 +72,10 @@ class Kernel:
     ) -> Kernel:
         """Stride 1; the default padding ((K - 1) // 2) * d centres odd sizes, even ones reach 0..K/2."""
         k, d = triple(size, "kernel_size", least=1), triple(dilation, "dilation", least=1)
-        centred = tuple((k - 1) // 2 * d for k, d in zip(k, d))
-        return cls.of(k, 1, centred if padding is None else padding, d)
+        if padding is None:
+            (kx, ky, kz), (dx, dy, dz) = k, d
+            return _kernel(k, (1, 1, 1), ((kx - 1) // 2 * dx, (ky - 1) // 2 * dy, (kz - 1) // 2 * dz), d)
+        return _kernel(k, (1, 1, 1), triple(padding, "padding"), d)
 
     @property
     def volume(self) -> int:
@@ -107,6 +109,14 @@ class Kernel:
             for n, k, s, p, d in zip(shape, self.size, self.stride, self.padding, self.dilation)
         )
         return x, y, z
+
+
+@functools.lru_cache(maxsize=1024)
+def _kernel(size: Triple, stride: Triple, padding: Triple, dilation: Triple) -> Kernel:
+    """One object for equal geometry, so that looking its map up is quick."""
+    if any((k - 1) * d >= 2**30 for k, d in zip(size, dilation)):
+        raise CoordinateRangeError(f"kernel_size {size}, dilation {dilation} reach past 2**30 sites")
+    return Kernel(size, stride, padding, dilation)
 
 
 def parent_shape(shape: Triple, stride: Triple) -> Triple:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import mlx.core as mx
 
 from ..backend import kernel_conv, kernel_tiles
@@ -39,13 +41,18 @@ def linear(x: mx.array, weight: mx.array, bias: mx.array | None, count: int | mx
     return _product("linear", x, weight[:, None, :], bias, submanifold(itself, size, count, (1,)), 1)
 
 
+@functools.cache
+def _announce(name: str, tiled: bool) -> None:
+    trace(f"{name} through {'ordered tiles' if tiled else 'rows in their order (groups)'}", once=True)
+
+
 def _product(
     name: str, x: mx.array, weight: mx.array, bias: mx.array | None, pairs: DeviceMap, groups: int
 ) -> mx.array:
     """Ordered tiles, or with groups the kernel that needs no order."""
     dtype, count = x.dtype, pairs.num_out
     tiled = groups == 1
-    trace(f"{name} through {'ordered tiles' if tiled else 'rows in their order (groups)'}", once=True)
+    _announce(name, tiled)
 
     def forward(x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         start, w = b[0] if b else None, w.astype(dtype)

@@ -102,6 +102,7 @@ def noticed(mutant: Mutant, cases: dict[str, Callable[[], None]]) -> str | None:
     finally:
         library.text = original
         library._built.cache_clear()
+        library._plan.cache_clear()
 
 
 def main() -> int:

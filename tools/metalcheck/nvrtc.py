@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 
 from mlxsparse.backend import kernel_blocks, kernel_tiles, library
+from mlxsparse.backend.cuda_text import launch_bounds
 
 WHEELS = "nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
 ARCHITECTURES = ("sm_80", "sm_90")
@@ -59,7 +60,7 @@ def shapes(name: str, itemsize: int) -> Iterator[dict[str, int]]:
     table = kernel_tiles.FORWARD if name == "conv_tiles" else kernel_tiles.WEIGHT_GRAD
     for _, tile in table[True, itemsize]:
         for grad in range(2 if name == "conv_tiles" else 1):
-            yield {**tile._asdict(), "GRAD": grad}
+            yield {**tile._asdict(), "GRAD": grad}  # FIT with them
 
 
 def source(name: str, kernel: library.Kernel, kind: str, values: dict[str, int]) -> tuple[str, str]:
@@ -70,6 +71,7 @@ def source(name: str, kernel: library.Kernel, kind: str, values: dict[str, int])
         _INCLUDES
         + library.cuda_prelude()
         + library.header(kernel)
+        + launch_bounds((32 * values["WM"] * values["WN"], values["FIT"]) if values.get("FIT") else None)
         + f"\nnamespace mlx::core::cu {{\n__global__ void kernel({', '.join(arrays)}) {{\n"
         + "".join(constants)
         + (f"  using T = {kind};\n" if "T" in kernel.template else "")

@@ -1,0 +1,77 @@
+"""What a kernel is called with: checked arrays, inputs long enough for every backend, one array of sizes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import CapacityError, DTypeError, MLXSparseError, ShapeError
+
+SMALL = 8  # inputs below it lie in another address space on Metal
+
+
+def padded(a: mx.array) -> mx.array:
+    """`a` with at least SMALL elements, zeros after its own."""
+    if a.size >= SMALL:
+        return a
+    if a.size == 0:
+        return mx.zeros((SMALL,), a.dtype)
+    return mx.concatenate([a.reshape(-1), mx.zeros((SMALL - a.size,), a.dtype)])
+
+
+def sizes(name: str, values: Sequence[int | mx.array]) -> mx.array:
+    """The `dims` of kernel `name`: integers, or 0-d arrays where they are not known on the host."""
+    if set(map(type, values)) == {int}:
+        return _constant(name, tuple(values))
+    for v in values:
+        if not isinstance(v, mx.array):
+            _check_size(name, int(v))
+    parts = [v.astype(mx.int32) if isinstance(v, mx.array) else mx.array(v, dtype=mx.int32) for v in values]
+    return mx.stack([*parts, *(mx.array(0, dtype=mx.int32) for _ in range(SMALL - len(values)))])
+
+
+@functools.lru_cache(maxsize=4096)
+def _constant(name: str, values: tuple[int, ...]) -> mx.array:
+    for v in values:
+        _check_size(name, v)
+    return mx.array([*values, *[0] * (SMALL - len(values))], dtype=mx.int32)
+
+
+def _check_size(name: str, value: int) -> None:
+    if not -(2**31) <= value < 2**31:
+        raise CapacityError(f"{name}: the size {value} does not fit 32 bits; split the input")
+
+
+# ---------------------------------------------------------------- checks of an operator
+
+
+def read_ints(*values: mx.array) -> list[int]:
+    """0-d integer arrays as Python integers, in one wait for the device."""
+    return [int(v) for v in np.array(mx.stack([v.astype(mx.int64) for v in values]))]
+
+
+def check_array(name: str, a: mx.array, ndim: int, dtype: mx.Dtype | None = None) -> None:
+    """ShapeError or DTypeError unless `a` has `ndim` axes and `dtype`."""
+    if a.ndim != ndim:
+        raise ShapeError(f"{name} has shape {tuple(a.shape)}, wanted {ndim} axes")
+    if dtype is not None and a.dtype != dtype:
+        raise DTypeError(f"{name} is {a.dtype}, wanted {dtype}; cast with .astype({dtype})")
+
+
+def check_coords(name: str, coords: mx.array) -> None:
+    check_array(name, coords, 2, mx.int32)
+    if coords.shape[1] != 4:
+        raise ShapeError(f"{name} has shape {tuple(coords.shape)}, wanted (N, 4): batch, x, y, z")
+
+
+def check_index(name: str, index: mx.array, limit: int) -> None:
+    """MLXSparseError unless each element of an int32 array is -1 or a row below `limit`. Waits for it."""
+    if index.dtype != mx.int32:
+        raise DTypeError(f"{name} is {index.dtype}, wanted int32; cast with .astype(mx.int32)")
+    if index.size:
+        low, high = read_ints(index.min(), index.max())
+        if low < -1 or high >= limit:
+            raise MLXSparseError(f"{name}: row index out of range: [{low}, {high}] for {limit} rows")
