@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from ..backend.host import to_mlx, view
+from ..backend.device import executor
+from ..backend.host import require_values, to_mlx, view
 from ..backend.kernel_coords import CoordTable, hash_table
 from ..backend.kernel_sites import Extent, Reached, extent_of
 from ..backend.library import begin
@@ -192,10 +193,36 @@ records: weakref.WeakValueDictionary[tuple[Any, ...], Record] = weakref.WeakValu
 
 def buffer(coords: mx.array) -> tuple[Any, ...]:
     """What tells the coordinates of a live record; on a GPU the array: nobody hands out its address."""
-    if mx.default_device().type == mx.DeviceType.gpu:
+    if executor() == "kernel":
         return (id(coords),)
     rows = view(coords)
     return rows.__array_interface__["data"][0], rows.shape, rows.strides
+
+
+def live_record(
+    coords: mx.array, stride: Triple, count: int, batch_size: int, spatial_shape: Triple | None
+) -> Record | None:
+    """The live record with these rows, None if there is none.
+
+    On a GPU MLX hands the same buffer back as another array, which nothing tells but its values: they are
+    compared with those of every live record of the same size, in one read.
+    """
+
+    def fits(record: Record) -> bool:
+        known = record.stride, record.count, record.batch_size, record.spatial_shape
+        return known == (stride, count, batch_size, spatial_shape) and record.coords.shape == coords.shape
+
+    if len(coords) == 0:
+        return None
+    found = records.get(buffer(coords))
+    if executor() == "host" or found is not None:
+        return found if found is not None and fits(found) else None
+    alike = [r for r in list(records.values()) if fits(r)]
+    if not alike:
+        return None
+    same = mx.stack([mx.array_equal(r.coords, coords) for r in alike])
+    require_values(same)
+    return next((r for r, equal in zip(alike, np.array(same).tolist()) if equal), None)
 
 
 def sorted_record(
