@@ -41,7 +41,10 @@ class Kernel(NamedTuple):
 
 _HASH = ("coord_hash.h",)
 _ROWS = ("rows.h",)
+_SITES, _BITS = ("site_bits.h",), {"bits": _U, "before": _I, "ends": _I}
 KERNELS: dict[str, Kernel] = {
+    "bit_counts": Kernel({"bits": _U}, {"before": _I, "totals": _I}),
+    "bit_sites": Kernel(_BITS, {"sites": _I}),
     "block_attend": Kernel(
         {
             "q": _T, "k": _T, "v": _T, "marks": _F, "scale": _F, "bias": _F,
@@ -109,7 +112,10 @@ KERNELS: dict[str, Kernel] = {
     "segment_reduce": Kernel(
         {"x": _T, "order": _I, "ptr": _I, "weight": _F}, {"y": _F, "winner": _I}, _ROWS, ("T",)
     ),
+    "site_bits": Kernel({"coords": _I}, {"bits": _U, "status": _U}, _SITES),
+    "site_map": Kernel({"coords": _I, **_BITS}, {"source": _I, "reached": _I}, _SITES),
     "site_keys": Kernel({"coords": _I}, {"keys": _L, "status": _U}),
+    "submanifold_bits": Kernel({"coords": _I, **_BITS}, {"nbr": _I}, _SITES),
     "submanifold_map": Kernel({"coords": _I, "table": _U}, {"nbr": _I}, _HASH),
     "sum_parts": Kernel({"parts": _F}, {"y": _T}, (), ("T",)),
     "tap_keys": Kernel({"nbr": _I, "bit": _I}, {"keys": _U}),
