@@ -1,7 +1,7 @@
-"""Created coordinate sets as bits over their bounds: sorted by nature, without a hash, a sort or repeated candidates.
+"""Created coordinate sets as bits over their bounds: sorted by nature, no hash, no sort, no repeated candidates.
 
-A set is marked without reading anything; its count is a device array. Kernel maps of the marked set find a row
-by counting bits. Memory and time grow with the cells of the box, so `worthwhile` says where a box is too empty.
+A set is marked without reading anything; its count is a device array. Kernel maps of the marked set find a
+row by counting bits. Memory and time grow with the cells of the box: `worthwhile` says where it is too empty.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from .kernel_coords import NeighbourMap, Triple
+from .kernel_coords import NeighbourMap, Triple, running_sums
 from .kernel_sites import Extent
 from .library import MAX_GRID_YZ, MAX_THREADS, blocks, check_coords, launch
 
 BLOCK = 256  # cells whose ones are counted together
 MAX_CELLS = 2**31 - BLOCK
-CELLS_PER_SITE = 4096  # a box with more cells for each site of the input is left to sorting
+CELLS_PER_SITE = 2048  # a box with more cells for each site of the input is left to sorting
 FREE_CELLS = 1 << 20  # a box that is small anyway
 
 
@@ -71,7 +71,7 @@ def marked(coords: mx.array, extent: Extent, geometry: Geometry) -> Marked:
     bits, status = launch("site_bits", [coords], dims, [(8 * count,), (8,)], groups, init=0)
     parts = blocks(count, MAX_THREADS)
     before, totals = launch("bit_counts", [bits], [count], [(count,), (parts,)], (parts, 1, 1))
-    return Marked(bits, before, mx.cumsum(totals), status[0], extent, geometry)
+    return Marked(bits, before, running_sums(totals), status[0], extent, geometry)
 
 
 def sites(made: Marked, capacity: int) -> mx.array:
@@ -96,7 +96,7 @@ def site_map(coords: mx.array, made: Marked, rows: int) -> NeighbourMap:
 
 
 def submanifold_map(coords: mx.array, made: Marked, size: Triple, dilation: Triple = (1, 1, 1)) -> mx.array:
-    """Map of the marked sites `coords` onto themselves, centred, odd sizes, at most 65535 columns: (T, M) int32."""
+    """Map of the marked sites `coords` onto themselves, centred, odd sizes: (T, M) int32."""
     n, taps = coords.shape[0], math.prod(size)
     dims = [n, *size, *dilation, *made.extent.low, *made.extent.span, cells(made.extent)]
     groups = (blocks(n, MAX_THREADS), min(size[0] * size[1] // 2 + 1, MAX_GRID_YZ), 1)

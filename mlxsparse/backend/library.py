@@ -74,9 +74,7 @@ KERNELS: dict[str, Kernel] = {
         {"ct": _T, "y": _T, "lse_ct": _F, "ptr": _I, "cols": _I}, {"dt": _F}, (), ("T",)
     ),
     "candidates": Kernel({"coords": _I}, {"sites": _I, "status": _U}),
-    "column_parts": Kernel(
-        {"x": _T, "ct": _T, "shift": _F, "delta": _F}, {"parts": _F}, (), ("T",)
-    ),
+    "column_parts": Kernel({"x": _T, "ct": _T, "shift": _F, "delta": _F}, {"parts": _F}, (), ("T",)),
     "column_total": Kernel({"parts": _F}, {"total": _F}),
     "compact": Kernel({"flags": _U, "places": _I}, {"rows": _I}),
     "conv": Kernel({"x": _T, "weight": _T, "bias": _F, "nbr": _I}, {"y": _T}, ("tile.h",), ("T", "EXACT")),
@@ -104,9 +102,7 @@ KERNELS: dict[str, Kernel] = {
     "key_sites": Kernel({"keys": _L, "places": _I}, {"sites": _I}),
     "max_pool": Kernel({"x": _T, "nbr": _I}, {"y": _T, "winner": _I}, _ROWS, ("T",)),
     "max_pool_grad": Kernel({"ct": _T, "winner": _I, "back": _I}, {"dx": _T}, _ROWS, ("T",)),
-    "neighbour_map": Kernel(
-        {"coords": _I, "table": _U, "queries": _I}, {"nbr": _I, "back": _I}, _HASH
-    ),
+    "neighbour_map": Kernel({"coords": _I, "table": _U, "queries": _I}, {"nbr": _I, "back": _I}, _HASH),
     "scatter_rows": Kernel({"x": _T, "rows": _I}, {"y": _T}, _ROWS, ("T",)),
     "segment_bounds": Kernel({"sorted": _I}, {"ptr": _I}),
     "segment_reduce": Kernel(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 import numpy as np
 
 from ..backend.device import executor
 from ..backend.host import require_values, to_mlx, view
+from ..backend.kernel_bits import Marked
 from ..backend.kernel_coords import CoordTable, hash_table
 from ..backend.kernel_sites import Extent, Reached, extent_of
 from ..backend.library import begin
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
 
 PADDING = (-1, 0, 0, 0)  # coordinates of a padding row
 Rule: TypeAlias = tuple[Any, ...]
+
+
+class Ahead(NamedTuple):
+    """Parents of a set that were marked and counted together with the set itself."""
+
+    stride: Triple
+    marks: Marked
+    rows: int
+    then: Ahead | None  # theirs
 
 
 class Record:
@@ -59,6 +69,9 @@ class Record:
         self.parents: dict[Triple, tuple[weakref.ref[Record], np.ndarray | None, np.ndarray]] = {}
         # The same on a GPU: what their window map is made from.
         self.windows: dict[Triple, tuple[weakref.ref[Record], Reached]] = {}
+        self.marks: Marked | None = None  # on a GPU: the rows as bits, in their order
+        self.ahead: Ahead | None = None  # on a GPU: parents of these rows that were counted in advance
+        self.steps: tuple[Triple, ...] = ()  # strides of the parents that led here
         # By output record, held weakly (a map dies with either end), then executor and kernel.
         self.maps: weakref.WeakKeyDictionary[Record, dict[tuple[str, Kernel], KernelMap]]
         self.maps = weakref.WeakKeyDictionary()

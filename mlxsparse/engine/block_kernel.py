@@ -101,7 +101,7 @@ def _seen(a: mx.array, transposed: bool) -> mx.array:
 
 
 def _product(a: mx.array, b: mx.array) -> mx.array:
-    """a @ b by MLX, whose float32 on a GPU keeps 11 bits of each factor where TF32 is there: in parts of 11 bits.
+    """a @ b by MLX, in parts of 11 bits: its float32 keeps no more of each factor on a GPU with TF32.
 
     Two parts of each factor are near fp32, three of them exact (MLXSPARSE_FP32, backend/kernel_conv.py).
     """
@@ -110,7 +110,8 @@ def _product(a: mx.array, b: mx.array) -> mx.array:
         return a @ b
     parts = 3 if mode == FP32_MODES["exact"] else 2
     left, right = _in_parts(a, parts), _in_parts(b, parts)
-    products = [left[i] @ right[k - i] for k in reversed(range(parts)) for i in range(k + 1)]  # smallest first
+    sums = reversed(range(parts))  # small terms first
+    products = [left[i] @ right[k - i] for k in sums for i in range(k + 1)]
     return functools.reduce(operator.add, products)
 
 
