@@ -1,4 +1,4 @@
-"""Created coordinate sets as bits over their bounds: sorted by nature, no hash, no sort, no repeated candidates.
+"""Created coordinate sets as bits over their bounds: sorted by nature, no hash, no sort, nothing repeated.
 
 A set is marked without reading anything; its count is a device array. Kernel maps of the marked set find a
 row by counting bits. Memory and time grow with the cells of the box: `worthwhile` says where it is too empty.

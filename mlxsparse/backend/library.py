@@ -78,9 +78,7 @@ KERNELS: dict[str, Kernel] = {
     "column_total": Kernel({"parts": _F}, {"total": _F}),
     "compact": Kernel({"flags": _U, "places": _I}, {"rows": _I}),
     "conv": Kernel({"x": _T, "weight": _T, "bias": _F, "nbr": _I}, {"y": _T}, ("tile.h",), ("T", "EXACT")),
-    "conv_weight_grad": Kernel(
-        {"ct": _T, "x": _T, "nbr": _I}, {"parts": _F}, ("tile.h",), ("T", "EXACT")
-    ),
+    "conv_weight_grad": Kernel({"ct": _T, "x": _T, "nbr": _I}, {"parts": _F}, ("tile.h",), ("T", "EXACT")),
     "conv_tiles": Kernel(
         {"x": _T, "weight": _T, "bias": _F, "nbr": _I, "rows": _I, "masks": _U},
         {"y": _T},
