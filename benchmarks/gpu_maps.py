@@ -164,8 +164,15 @@ def whole(coords: mx.array) -> None:
         mx.clear_cache()
         mx.reset_peak_memory()
         show(name, run, 5)
-        wait(run())
-        print(f"  peak {mx.get_peak_memory() >> 20} MiB, active {mx.get_active_memory() >> 20}")
+        chained = mx.get_peak_memory()
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        idle = mx.get_active_memory()
+        kept = run()
+        queued = mx.get_peak_memory()
+        wait(kept)
+        peaks = [idle, queued, mx.get_peak_memory(), chained]
+        print("  MiB idle, queued, peak of one call, of a chain: " + ", ".join(str(p >> 20) for p in peaks))
 
 
 def main() -> int:
