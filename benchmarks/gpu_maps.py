@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_maps.py WORK.npz [--cloud surf_1m] [--only steps|whole]
 
-WORK.npz as in gpu.py. Milliseconds: median of synchronised calls (mean of a chain); "host" is the time until a
-call returns, without a wait.
+WORK.npz as in gpu.py. Milliseconds: median of synchronised calls (mean of a chain); "host" is the time until
+a call returns, without a wait.
 """
 
 from __future__ import annotations
@@ -93,14 +93,19 @@ def steps(coords: mx.array) -> None:
         show(
             "  map by hash", lambda far=far, g=geometry: kernel_coords.neighbour_map(table, far, g[0], *g[1:])
         )
-        show("  of its sites: 27-tap map by bits", lambda f=far, d=made: kernel_bits.submanifold_map(f, d, THREE))
+        show(
+            "  of its sites: 27-tap map by bits",
+            lambda f=far, d=made: kernel_bits.submanifold_map(f, d, THREE),
+        )
         show("  hash insert", lambda f=far: kernel_coords.hash_table(f).slots)
         known = kernel_coords.hash_table(far)
         show("  27-tap map by hash", lambda known=known: kernel_coords.submanifold_map(known, THREE))
         found = kernel_bits.site_map(coords, made, m)
         size = geometry[0]
         show("  order and tiles, outputs", lambda t=found.nbr, s=size: kernel_tiles.tap_tiles(t, n, s)[:3])
-        show("  order and tiles, inputs", lambda t=found.back, m=m, s=size: kernel_tiles.tap_tiles(t, m, s)[:3])
+        show(
+            "  order and tiles, inputs", lambda t=found.back, m=m, s=size: kernel_tiles.tap_tiles(t, m, s)[:3]
+        )
 
 
 def whole(coords: mx.array) -> None:
