@@ -38,6 +38,7 @@ def sets_and_maps() -> None:
                 equal(kb.sites(made, len(wanted)), wanted, what)
                 filler = np.tile([-1, 0, 0, 0], (300, 1))
                 equal(kb.sites(made, len(wanted) + 300), np.concatenate([wanted, filler]), what)
+                equal(kb.sites(made, len(wanted) // 2), wanted[: len(wanted) // 2], f"few {what}")
                 if not len(wanted):
                     continue
                 pairs = oracle.conv_pairs(*((used, wanted) if forward else (wanted, used)), *geometry)
@@ -70,12 +71,30 @@ def outside() -> None:
     assert int(made.outside) == 1 and int(made.total) == 0
     _, made = mark(np.array([[0, 0, 2**29 - 1, 0]], np.int32), geometry, forward=False)
     assert int(made.outside) == 0 and int(made.total) == 2
+    for low, wrong in ((-(2**30), 1), (-(2**30) + 1, 0)):
+        c = integers(np.array([[0, low, 0, 0]]))
+        made = kb.marked(c, ks.Extent((low, 0, 0), (2, 1, 1), 1), kb.Geometry((1, 1, 1), (1, 1, 1)))
+        assert int(made.outside) == wrong and int(made.total) == 1 - wrong
+    # The first cell past the box is that of an item too many.
+    c = integers(np.array([[1, 0, 0, 0]]))
+    for size in (1, 2):
+        made = kb.marked(c, ks.Extent((0, 0, 0), (16, 16, 1), size), kb.Geometry((1, 1, 1), (1, 1, 1)))
+        assert int(made.outside) == int(made.total == 0) == 2 - size
     c = integers(np.array([[0, 5, 5, 5], [7, 6, 6, 6]]))
     for low, span in (((6, 0, 0), (9, 9, 9)), ((0, 0, 0), (9, 5, 9)), ((0, 0, 0), (9, 9, 9))):
         made = kb.marked(c, ks.Extent(low, span, 1), kb.Geometry((1, 1, 1), (1, 1, 1)))
         assert int(made.outside) == 1 and int(made.total) == int(low == (0, 0, 0) and span == (9, 9, 9))
         found = kb.site_map(c, made, 1)
         assert found.nbr.tolist() == [[0 if int(made.total) else -1]]
+
+
+def stretches() -> None:
+    """Sites in the first and the last cells of stretches of 65,536."""
+    numbers = np.array([0, 255, 256, 65535, 65536, 65537, 65791, 65792, 131071, 131072, 131100])
+    c = np.column_stack([0 * numbers, numbers // 4096, numbers // 64 % 64, numbers % 64]).astype(np.int32)
+    coords, made = mark(c, ((1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1)))
+    equal(kb.sites(made, len(c)), c, "sites")
+    equal(kb.site_map(coords, made, len(c)).nbr, np.arange(len(c))[None], "rows")
 
 
 def mirrored() -> None:
@@ -88,6 +107,9 @@ def mirrored() -> None:
             pairs = oracle.conv_pairs(c, c, size, (1, 1, 1), p, d)
             nbr, _ = tables(pairs, int(np.prod(size)), len(rows), len(rows))
             equal(kb.submanifold_map(integers(rows), made, size, d), nbr, f"map {size}")
+            few = len(c) // 2  # marked sites without a row have no pair
+            found = kb.submanifold_map(integers(c[:few]), made, size, d)
+            equal(found, np.where(nbr[:, :few] < few, nbr[:, :few], -1), f"few {size}")
 
 
 def boxes() -> None:
@@ -99,4 +121,4 @@ def boxes() -> None:
     assert not kb.worthwhile(ks.Extent((2**31, 0, 0), (1, 1, 1), 1), 10)
 
 
-CASES: dict[str, Case] = {f.__name__: f for f in (sets_and_maps, tiny, outside, mirrored, boxes)}
+CASES: dict[str, Case] = {f.__name__: f for f in (sets_and_maps, stretches, tiny, outside, mirrored, boxes)}
