@@ -212,8 +212,10 @@ def test_rebuilt_tensors_share_what_is_known_of_their_buffer():
     y = tree_map(lambda leaf: leaf, x)
     ms.ops.subm_conv3d(y, w)
     assert x.manager.stats()["maps_built"] == built
-    # Other coordinates are another buffer, and a slice of ours is not ours.
-    z = tree_map(lambda leaf: leaf + 0 if isinstance(leaf, mx.array) else leaf, x)
+    leaves = list(x)
+    leaves[0] = x.coords + mx.array([0, 0, 0, 1], mx.int32)  # as many other ones
+    z = ms.SparseTensor(leaves)
+    assert z.key.coords.tolist() == leaves[0].tolist()
     ms.ops.subm_conv3d(z, w)
     assert x.manager.stats()["maps_built"] == built + 1
 

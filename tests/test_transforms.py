@@ -112,6 +112,20 @@ def test_plain_checkpoint_gradients_and_lost_identity(x):
         x + y
 
 
+def test_plain_checkpoint_of_a_tensor_that_is_gone(x):
+    """The backward pass rebuilds what nobody holds any more."""
+    w = weight(4, 3, 4)
+
+    def loss(wrap, f, w):
+        made = ms.SparseTensor(x.coords + mx.array([0, 1, 1, 1], mx.int32), f)
+        return wrap(lambda x, w: ms.ops.subm_conv3d(x, w) + x)(made, w).feats.square().sum()
+
+    plain = mx.grad(partial(loss, lambda f: f), argnums=(0, 1))(x.feats, w)
+    saved = mx.grad(partial(loss, mx.checkpoint), argnums=(0, 1))(x.feats, w)
+    for a, b in zip(plain, saved):
+        same(a, b)
+
+
 def test_checkpoint_keeps_identity_and_gradients(x):
     w, v = weight(6, 2, 4), weight(4, 2, 6)
 

@@ -154,6 +154,15 @@ def stable_order(values: mx.array) -> mx.array:
     return order if values.size < 2 else _sort_pass(order, values)
 
 
+def running_sums(values: mx.array) -> mx.array:
+    """Inclusive sums of (n,) int32. A long row is cut up: MLX's CUDA scan gives a row to one threadgroup."""
+    n, row = values.size, 1024
+    if n <= 8 * row:
+        return mx.cumsum(values)
+    within = mx.cumsum(mx.pad(values, (0, -n % row)).reshape(-1, row), axis=1)
+    return (within + (running_sums(within[:, -1]) - within[:, -1])[:, None]).reshape(-1)[:n]
+
+
 def flagged(flags: mx.array, capacity: int | None = None) -> mx.array:
     """Numbers of the flagged items, ascending, int32.
 
@@ -163,7 +172,7 @@ def flagged(flags: mx.array, capacity: int | None = None) -> mx.array:
     n = flags.size
     if n == 0:
         return filled((capacity or 0,), -1, mx.int32)
-    places = mx.cumsum(flags.astype(mx.int32))
+    places = running_sums(flags.astype(mx.int32))
     if capacity is None:
         capacity = read_ints(places[-1])[0]
     inputs = [flags.astype(mx.uint32), places]

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CapacityError
-from .kernel_coords import NeighbourMap, Triple, flagged
+from .kernel_coords import NeighbourMap, Triple, flagged, running_sums
 from .library import MAX_THREADS, blocks, check_coords, filled, launch, read_ints
 
 MAX_CANDIDATES = 2**31 - 1
@@ -132,7 +132,7 @@ def reached(
     order = mx.argsort(keys.astype(mx.uint32) if cells < 2**32 else keys).astype(mx.int32)
     ranked = keys[order]
     flags = launch("key_flags", [ranked], [n], [(n,)], (blocks(n, MAX_THREADS), 1, 1))[0]
-    places = mx.cumsum(flags)
+    places = running_sums(flags)
     outside: int | mx.array = status[0]
     if capacity is None:
         capacity, outside = read_ints(places[-1], status[0])

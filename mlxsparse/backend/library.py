@@ -45,7 +45,10 @@ class Kernel(NamedTuple):
 
 _HASH = ("coord_hash.h",)
 _ROWS = ("rows.h",)
+_SITES, _BITS = ("site_bits.h",), {"bits": _U, "before": _I, "ends": _I}
 KERNELS: dict[str, Kernel] = {
+    "bit_counts": Kernel({"bits": _U}, {"before": _I, "totals": _I}),
+    "bit_sites": Kernel(_BITS, {"sites": _I}),
     "block_attend": Kernel(
         {
             "q": _T, "k": _T, "v": _T, "marks": _F, "scale": _F, "bias": _F,
@@ -75,15 +78,11 @@ KERNELS: dict[str, Kernel] = {
         {"ct": _T, "y": _T, "lse_ct": _F, "ptr": _I, "cols": _I}, {"dt": _F}, (), ("T",)
     ),
     "candidates": Kernel({"coords": _I}, {"sites": _I, "status": _U}),
-    "column_parts": Kernel(
-        {"x": _T, "ct": _T, "shift": _F, "delta": _F}, {"parts": _F}, (), ("T",)
-    ),
+    "column_parts": Kernel({"x": _T, "ct": _T, "shift": _F, "delta": _F}, {"parts": _F}, (), ("T",)),
     "column_total": Kernel({"parts": _F}, {"total": _F}),
     "compact": Kernel({"flags": _U, "places": _I}, {"rows": _I}),
     "conv": Kernel({"x": _T, "weight": _T, "bias": _F, "nbr": _I}, {"y": _T}, ("tile.h",), ("T", "EXACT")),
-    "conv_weight_grad": Kernel(
-        {"ct": _T, "x": _T, "nbr": _I}, {"parts": _F}, ("tile.h",), ("T", "EXACT")
-    ),
+    "conv_weight_grad": Kernel({"ct": _T, "x": _T, "nbr": _I}, {"parts": _F}, ("tile.h",), ("T", "EXACT")),
     "conv_tiles": Kernel(
         {"x": _T, "weight": _T, "bias": _F, "nbr": _I, "rows": _I, "masks": _U},
         {"y": _T},
@@ -105,15 +104,16 @@ KERNELS: dict[str, Kernel] = {
     "key_sites": Kernel({"keys": _L, "places": _I}, {"sites": _I}),
     "max_pool": Kernel({"x": _T, "nbr": _I}, {"y": _T, "winner": _I}, _ROWS, ("T",)),
     "max_pool_grad": Kernel({"ct": _T, "winner": _I, "back": _I}, {"dx": _T}, _ROWS, ("T",)),
-    "neighbour_map": Kernel(
-        {"coords": _I, "table": _U, "queries": _I}, {"nbr": _I, "back": _I}, _HASH
-    ),
+    "neighbour_map": Kernel({"coords": _I, "table": _U, "queries": _I}, {"nbr": _I, "back": _I}, _HASH),
     "scatter_rows": Kernel({"x": _T, "rows": _I}, {"y": _T}, _ROWS, ("T",)),
     "segment_bounds": Kernel({"sorted": _I}, {"ptr": _I}),
     "segment_reduce": Kernel(
         {"x": _T, "order": _I, "ptr": _I, "weight": _F}, {"y": _F, "winner": _I}, _ROWS, ("T",)
     ),
+    "site_bits": Kernel({"coords": _I}, {"bits": _U, "status": _U}, _SITES),
+    "site_map": Kernel({"coords": _I, **_BITS}, {"source": _I, "reached": _I}, _SITES),
     "site_keys": Kernel({"coords": _I}, {"keys": _L, "status": _U}),
+    "submanifold_bits": Kernel({"coords": _I, **_BITS}, {"nbr": _I}, _SITES),
     "submanifold_map": Kernel({"coords": _I, "table": _U}, {"nbr": _I}, _HASH),
     "sum_parts": Kernel({"parts": _F}, {"y": _T}, (), ("T",)),
     "tap_keys": Kernel({"nbr": _I, "bit": _I}, {"keys": _U}),

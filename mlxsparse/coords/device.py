@@ -10,15 +10,17 @@ import weakref
 import mlx.core as mx
 import numpy as np
 
-from ..backend import kernel_coords, kernel_sites
+from ..backend import kernel_bits, kernel_coords, kernel_sites
+from ..backend.kernel_bits import Geometry, Marked
+from ..backend.kernel_coords import NeighbourMap
 from ..backend.kernel_sites import Extent, Reached
-from ..backend.library import begin
+from ..backend.library import begin, read_ints
 from ..engine.device_map import DeviceMap, Side, submanifold
 from ..engine.index import LIMIT, build_index
 from ..engine.sorting import bounds_of
 from ..errors import CapacityError, CoordinateRangeError, MLXSparseError
-from .geometry import Kernel, Triple
-from .keys import PADDING, CoordinateMapKey, Record, check_duplicates, check_range, host_rows
+from .geometry import Kernel, Triple, multiply
+from .keys import PADDING, Ahead, CoordinateMapKey, Record, check_duplicates, check_range, host_rows
 
 
 def inserted(
@@ -93,16 +95,15 @@ def derived(
         size, stride, padding, dilation = kernel.size, kernel.stride, kernel.padding, kernel.dilation
     extent = kernel_sites.reached_extent(source.extent, size, stride, padding, dilation, forward)
     within = None if support == "parents" else bounds
+    if kernel_bits.worthwhile(extent, source.coords.shape[0]) and 0 not in (within or ()):
+        geometry = Geometry(size, stride, padding, dilation, within, forward)
+        return _marked(source, extent, geometry, support, lattice, bounds, capacity)
     made: Reached | None = None
     if extent.fits:
         made = kernel_sites.reached(
             source.coords, extent, size, stride, padding, dilation, within, forward=forward
         )
-        if int(made.outside):
-            raise CoordinateRangeError(
-                f"the {support} support leaves (-2**30, 2**30): it reaches from {extent.low} "
-                f"over {extent.span}"
-            )
+        _check_inside(int(made.outside), support, extent)
         sites = made.sites
     elif support == "parents":  # coordinates too far apart for numbers of 63 bits
         sites = kernel_coords.parents(source.coords[: source.count], stride)
@@ -110,8 +111,7 @@ def derived(
         build = kernel_coords.touched if forward else kernel_coords.generated
         sites = build(source.coords[: source.count], size, stride, padding, dilation, within)
     count = sites.shape[0]
-    if capacity is not None and count > capacity:
-        raise CapacityError(f"capacity={capacity} is too small: the output has {count} sites")
+    _check_capacity(count, capacity)
     coords = padded(sites, count, count if capacity is None else capacity)
     begin(coords)
     record = Record(coords, count, lattice, source.batch_size, None, bounds, capacity is not None, extent)
@@ -121,19 +121,105 @@ def derived(
     return record
 
 
+def _check_inside(outside: int, support: str, extent: Extent) -> None:
+    if outside:
+        raise CoordinateRangeError(
+            f"the {support} support leaves (-2**30, 2**30): it reaches from {extent.low} over {extent.span}"
+        )
+
+
+def _check_capacity(count: int, capacity: int | None) -> None:
+    if capacity is not None and count > capacity:
+        raise CapacityError(f"capacity={capacity} is too small: the output has {count} sites")
+
+
+# ---------------------------------------------------------------- sets as bits
+
+# Strides that followed on strides before: a network asks for the same levels again, and their counts are then
+# read together. A wrong guess costs the marks of a level.
+_followed: dict[tuple[Triple, ...], Triple] = {}
+MOST_FOLLOWED = 64
+
+
+def _marked(
+    source: Record,
+    extent: Extent,
+    geometry: Geometry,
+    support: str,
+    lattice: Triple,
+    bounds: Triple | None,
+    capacity: int | None,
+) -> Record:
+    """As `derived`, by marking sites over their bounds."""
+    parents = support == "parents"
+    known = source.ahead if parents else None
+    if known is not None and known.stride == geometry.stride:
+        marks, count, ahead = known.marks, known.rows, known.then
+        source.ahead = None
+    else:
+        marks = kernel_bits.marked(source.coords, extent, geometry)
+        levels = _levels_ahead(source, geometry.stride) if parents and capacity is None else []
+        count, outside, *counts = read_ints(marks.total, marks.outside, *(m.total for _, m in levels))
+        _check_inside(outside, support, extent)
+        ahead = None
+        for (step, further), number in reversed([*zip(levels, counts)]):
+            ahead = Ahead(step, further, number, ahead)
+    _check_capacity(count, capacity)
+    coords = kernel_bits.sites(marks, count if capacity is None else capacity)
+    begin(coords)
+    record = Record(coords, count, lattice, source.batch_size, None, bounds, capacity is not None, extent)
+    record.presorted, record.marks, record.ahead = True, marks, ahead
+    if parents:
+        record.steps = (*source.steps, geometry.stride)
+        if len(_followed) >= MOST_FOLLOWED:
+            _followed.clear()
+        _followed[source.steps] = geometry.stride
+    return record
+
+
+def _levels_ahead(source: Record, stride: Triple) -> list[tuple[Triple, Marked]]:
+    """Marks of the parents' parents and so on that followed on these the last time."""
+    levels: list[tuple[Triple, Marked]] = []
+    steps, whole = (*source.steps, stride), stride
+    while (step := _followed.get(steps)) is not None and len(levels) < 8:
+        whole = multiply(whole, step)
+        extent = kernel_sites.reached_extent(source.extent, whole, whole, (0, 0, 0), (1, 1, 1), True)
+        if not kernel_bits.worthwhile(extent, source.coords.shape[0]):
+            break
+        levels.append((step, kernel_bits.marked(source.coords, extent, Geometry(whole, whole))))
+        steps = (*steps, step)
+    return levels
+
+
+def _by_bits(source: Record, target: Record, kernel: Kernel) -> NeighbourMap | None:
+    """Map of two sets of which one is there as bits, None if neither is."""
+    shape = Geometry(kernel.size, kernel.stride, kernel.padding, kernel.dilation)
+    if target.marks is not None:
+        made = target.marks._replace(geometry=shape)
+        return kernel_bits.site_map(source.coords, made, target.coords.shape[0])
+    if source.marks is not None:
+        made = source.marks._replace(geometry=shape._replace(forward=False))
+        return kernel_bits.site_map(target.coords, made, source.coords.shape[0])
+    return None
+
+
 def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel) -> DeviceMap:
     """The kernel map of two sets."""
     source, target = in_key._record, out_key._record
     rows_in, rows_out = source.coords.shape[0], target.coords.shape[0]
     known = source.windows.get(kernel.stride) if kernel.covers_once else None
     if kernel.is_centred and source is target:
-        made = kernel_coords.submanifold_map(source.table, kernel.size, kernel.dilation)
+        if source.marks is None:
+            made = kernel_coords.submanifold_map(source.table, kernel.size, kernel.dilation)
+        else:
+            made = kernel_bits.submanifold_map(source.coords, source.marks, kernel.size, kernel.dilation)
+            source.marks = None  # more memory than a hash table, and most sets need no other map
         begin(made)
         return submanifold(lambda: made, rows_in, source.count, kernel.size)
     if known is not None and known[0]() is target:
         found = kernel_sites.window_map(source.coords, known[1]._replace(sites=target.coords), kernel.stride)
     else:
-        found = kernel_coords.neighbour_map(
+        found = _by_bits(source, target, kernel) or kernel_coords.neighbour_map(
             source.table, target.coords, kernel.size, kernel.stride, kernel.padding, kernel.dilation
         )
     begin(*found)

@@ -6,7 +6,7 @@ holds arrays only. No cycle keeps a scan alive.
 
 MLX's transformations (`value_and_grad` too) rebuild a tensor from its arrays, with a new identity.
 The arrays still share the buffer of the coordinates, so the new key finds the live record by that
-buffer and nothing is computed twice.
+buffer (on a GPU: by their values) and nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from .keys import (
     check_coordinates,
     check_duplicates,
     check_range,
+    host_rows,
     items_of,
+    live_record,
     records,
     sorted_record,
 )
@@ -75,6 +77,8 @@ class CoordinateManager:
         """
         mode = executor()
         array = check_coordinates(coords)
+        # NumPy's hang on no transformation, and mx.checkpoint takes no result that is cut off.
+        cut = mx.stop_gradient if isinstance(coords, mx.array) else lambda a: a
         lattice = triple(stride, "stride", least=1)
         shape = None if spatial_shape is None else triple(spatial_shape, "spatial_shape", least=0)
         size = array.shape[0]
@@ -82,7 +86,7 @@ class CoordinateManager:
         if not 0 <= count <= size:
             raise ShapeError(f"active_rows must lie in [0, {size}] (the rows of coords), got {count}")
         if mode == "kernel":
-            array = mx.stop_gradient(device.padded(array, count, size))
+            array = cut(device.padded(array, count, size))
             require_values(array)
             return self._key(device.inserted(array, count, lattice, batch_size, shape, validate))
         rows = view(array)
@@ -98,7 +102,7 @@ class CoordinateManager:
             array = mx.concatenate(
                 [array[:count], mx.broadcast_to(mx.array(PADDING), (len(rows) - count, 4))]
             )
-        array = mx.stop_gradient(array)
+        array = cut(array)
         mx.eval(array)
         index = build_index(view(array)[:count], columns=columns, bounds=bounds) if validate else None
         if index is not None:
@@ -130,24 +134,14 @@ class CoordinateManager:
 
         It shares the record of a live key with the same buffer; else one is made.
         """
-        record = records.get(buffer(coords)) if len(coords) else None
-        known = record is not None and (
-            record.stride,
-            record.count,
-            record.batch_size,
-            record.spatial_shape,
-        ) == (
-            stride,
-            active_rows,
-            batch_size,
-            spatial_shape,
-        )
-        if record is not None and known:
+        record = live_record(coords, stride, active_rows, batch_size, spatial_shape)
+        if record is not None:
             key = self._key(record)
         else:
             on_device = executor() == "kernel"  # one read there checks all
+            # A copy: what still hangs on the arguments of a transformation cannot leave it again.
             key = self.insert(
-                coords,
+                host_rows(coords),
                 stride,
                 active_rows,
                 batch_size=batch_size,

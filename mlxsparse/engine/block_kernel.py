@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -9,6 +11,7 @@ import numpy as np
 
 from ..backend import kernel_blocks
 from ..backend.kernel_blocks import DDS, DSD, SDD, Addends, Lines, Tile
+from ..backend.kernel_conv import FP32_MODES, fp32_mode
 from ..backend.library import blocks, filled
 from .block_index import BlockIndex, Side
 from .tables import integers
@@ -69,7 +72,7 @@ class _Kernel:
 
     def sdd(self, a: mx.array, b: mx.array, index: BlockIndex, ta: bool, tb: bool, dense: bool) -> mx.array:
         if dense:
-            return pack(_seen(a, ta) @ _seen(b, tb), index)
+            return pack(_product(_seen(a, ta), _seen(b, tb)), index)
         tile = kernel_blocks.tile_of(SDD, index.block[0], a.dtype, tb)
         sub = min(tile.bn, max(16, 1 << (index.block[1] - 1).bit_length()))
         lines = sdd_groups(index, tile.bn // sub, sub)
@@ -77,14 +80,14 @@ class _Kernel:
 
     def dsd(self, s: mx.array, b: mx.array, index: BlockIndex, ta: bool, tb: bool, dense: bool) -> mx.array:
         if dense:
-            return _seen(unpack(s, index, 0.0), ta) @ _seen(b, tb)
+            return _product(_seen(unpack(s, index, 0.0), ta), _seen(b, tb))
         side = index.by_col if ta else index.by_row
         tile = kernel_blocks.tile_of(DSD, side.size, b.dtype, tb)
         return kernel_blocks.block_gemm(DSD, s, b, _lines(index, side), ta, tb, index.grid[0], tile)
 
     def dds(self, a: mx.array, s: mx.array, index: BlockIndex, ta: bool, tb: bool, dense: bool) -> mx.array:
         if dense:
-            return _seen(a, ta) @ _seen(unpack(s, index, 0.0), tb)
+            return _product(_seen(a, ta), _seen(unpack(s, index, 0.0), tb))
         side = index.by_row if tb else index.by_col
         tile: Tile = kernel_blocks.tile_of(DDS, side.size, a.dtype, not ta)
         return kernel_blocks.block_gemm(DDS, a, s, _lines(index, side), ta, tb, index.grid[0], tile)
@@ -95,6 +98,31 @@ KERNEL = _Kernel()
 
 def _seen(a: mx.array, transposed: bool) -> mx.array:
     return a.swapaxes(2, 3) if transposed else a
+
+
+def _product(a: mx.array, b: mx.array) -> mx.array:
+    """a @ b by MLX, in parts of 11 bits: its float32 keeps no more of each factor on a GPU with TF32.
+
+    Two parts of each factor are near fp32, three of them exact (MLXSPARSE_FP32, backend/kernel_conv.py).
+    """
+    mode = fp32_mode(a.dtype)
+    if a.dtype != mx.float32 or mode == FP32_MODES["tf32"]:
+        return a @ b
+    parts = 3 if mode == FP32_MODES["exact"] else 2
+    left, right = _in_parts(a, parts), _in_parts(b, parts)
+    sums = reversed(range(parts))  # small terms first
+    products = [left[i] @ right[k - i] for k in sums for i in range(k + 1)]
+    return functools.reduce(operator.add, products)
+
+
+def _in_parts(a: mx.array, parts: int) -> list[mx.array]:
+    """Arrays with at most 11 significant bits, which add up to float32 `a` but for what is below the last."""
+    found = []
+    for _ in range(parts):
+        high = (a.view(mx.uint32) & mx.array(0xFFFFE000, mx.uint32)).view(mx.float32)
+        found.append(high)
+        a = a - high
+    return found
 
 
 def pack(x: mx.array, index: BlockIndex) -> mx.array:

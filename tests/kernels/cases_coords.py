@@ -172,6 +172,12 @@ def unique_any_range() -> None:
     equal(kc.sorted_unique(integers(coords)), np.unique(coords[coords[:, 0] >= 0], axis=0), "sites")
 
 
+def sums() -> None:
+    for n in (0, 1, 1024, 8192, 8193, 20_001, 1 << 20):
+        values = rng(46).integers(-3, 9, n).astype(np.int32)
+        equal(kc.running_sums(integers(values)), np.cumsum(values, dtype=np.int32), f"{n} sums")
+
+
 def flags_with_and_without_capacity() -> None:
     for n in (0, 1, sized(700, 100_000)):
         flags = rng(23).random(n) < 0.3
@@ -256,6 +262,7 @@ CASES: dict[str, Case] = {
         map_tiny,
         order_any_range,
         unique_any_range,
+        sums,
         flags_with_and_without_capacity,
         supports,
         parent_sites,

@@ -14,12 +14,22 @@ from mlxsparse.backend import library
 from tools.metalcheck import toolchain
 from tools.metalcheck.executor import Mode, metal_kernel_factory
 
-from . import cases_attend, cases_blocks, cases_conv, cases_coords, cases_rows, cases_sites, cases_tiles
+from . import (
+    cases_attend,
+    cases_bits,
+    cases_blocks,
+    cases_conv,
+    cases_coords,
+    cases_rows,
+    cases_sites,
+    cases_tiles,
+)
 
 LACKING = toolchain.missing()
 pytestmark = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
 PARTS = {
     "attend": cases_attend,
+    "bits": cases_bits,
     "blocks": cases_blocks,
     "coords": cases_coords,
     "sites": cases_sites,

@@ -17,7 +17,8 @@ from . import selftest, toolchain
 from .check import text_checking_factory
 from .executor import Mode, metal_kernel_factory
 
-CASES = tuple(f"cases_{part}" for part in ("attend", "blocks", "coords", "sites", "conv", "tiles", "rows"))
+PARTS = "attend", "bits", "blocks", "coords", "sites", "conv", "tiles", "rows"
+CASES = tuple(f"cases_{part}" for part in PARTS)
 MODES = {
     "plain order": [Mode()],
     "random schedules": [Mode(seed=s) for s in (1, 2, 3)],

@@ -1,0 +1,16 @@
+// Counts bits (site_bits.h). in: bits[8 * B] uint32; dims = {B}
+// out: before[B] int32 ones before each 8 words within their 256 times 8; totals[ceil(B / 256)] int32 ones of each 256 times 8
+// grid: one thread 8 words
+threadgroup int sums[8];
+uint i = thread_position_in_grid.x;
+int lane = int(thread_index_in_simdgroup), sg = int(simdgroup_index_in_threadgroup);
+int count = 0;
+if (i < uint(dims[0]))
+  for (int w = 0; w < 8; w++) count += int(popcount(bits[8 * size_t(i) + w]));
+int upto = simd_prefix_inclusive_sum(count);
+if (lane == 31) sums[sg] = upto;
+threadgroup_barrier(mem_flags::mem_threadgroup);
+int start = 0;
+for (int s = 0; s < sg; s++) start += sums[s];
+if (i < uint(dims[0])) before[i] = start + upto - count;
+if (lane == 31 && sg == 7) totals[threadgroup_position_in_grid.x] = start + upto;

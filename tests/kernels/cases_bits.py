@@ -1,0 +1,124 @@
+"""Cases of created sets as bits, of the maps that belong to them, and of what does not fit."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from mlxsparse.backend import kernel_bits as kb
+from mlxsparse.backend import kernel_sites as ks
+from mlxsparse.testing import oracle
+
+from .cases_coords import GEOMETRIES, tables, within
+from .cases_sites import extent_of
+from .common import Case, equal, integers, sites, sized
+
+PADDING = np.full((3, 4), (-1, 7, 7, 7))
+
+
+def mark(c: np.ndarray, geometry, bounds=None, forward: bool = True) -> tuple[mx.array, kb.Marked]:
+    extent = ks.reached_extent(extent_of(c), *geometry, forward)
+    coords = integers(np.concatenate([c, PADDING]))
+    return coords, kb.marked(coords, extent, kb.Geometry(*geometry, bounds, forward))
+
+
+def sets_and_maps() -> None:
+    c = sites(44, sized(60, 3000), sized(9, 40))
+    # More than one stretch of 65,536 cells.
+    far = np.concatenate([c, c + np.array([5, 40, 0, 0], np.int32)])
+    shapes = [*GEOMETRIES, ((3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))]
+    for number, geometry in enumerate(shapes):
+        for bounds in (None, (4, 3, 5)):
+            for forward, support in ((True, oracle.touched_support), (False, oracle.generative_support)):
+                used = far if number == 0 else c
+                wanted = within(support(used, *geometry), bounds)
+                coords, made = mark(used, geometry, bounds, forward)
+                what = f"{geometry} {bounds} {forward}"
+                assert int(made.outside) == 0 and int(made.total) == len(wanted), what
+                equal(kb.sites(made, len(wanted)), wanted, what)
+                filler = np.tile([-1, 0, 0, 0], (300, 1))
+                equal(kb.sites(made, len(wanted) + 300), np.concatenate([wanted, filler]), what)
+                equal(kb.sites(made, len(wanted) // 2), wanted[: len(wanted) // 2], f"few {what}")
+                if not len(wanted):
+                    continue
+                pairs = oracle.conv_pairs(*((used, wanted) if forward else (wanted, used)), *geometry)
+                n, m = len(coords), len(wanted)
+                nbr, back = tables(pairs, int(np.prod(geometry[0])), *((n, m) if forward else (m, n)))
+                got = kb.site_map(coords, made, m)
+                equal(got.nbr, nbr, f"nbr {what}")
+                equal(got.back, back, f"back {what}")
+                few = m // 2
+                got = kb.site_map(coords, made, few)
+                equal(got.nbr if forward else got.back, (nbr if forward else back)[:, :few], f"few {what}")
+
+
+def tiny() -> None:
+    one = np.array([[3, 1, -2, 3]], np.int32)
+    for c in (one[:0], one):
+        geometry = ((2, 2, 1), (2, 1, 1), (0, 1, 0), (1, 1, 1))
+        wanted = oracle.touched_support(c, *geometry)
+        coords, made = mark(c, geometry)
+        assert int(made.total) == len(wanted)
+        equal(kb.sites(made, len(wanted)), wanted, "touched")
+        assert kb.site_map(coords, made, len(wanted)).nbr.shape == (4, len(wanted))
+
+
+def outside() -> None:
+    """Sites past 2^30, and bounds that were wrong, are reported and not written."""
+    far = np.array([[0, 0, 2**29, 0]], np.int32)
+    geometry = ((1, 2, 1), (1, 2, 1), (0, 0, 0), (1, 1, 1))
+    _, made = mark(far, geometry, forward=False)
+    assert int(made.outside) == 1 and int(made.total) == 0
+    _, made = mark(np.array([[0, 0, 2**29 - 1, 0]], np.int32), geometry, forward=False)
+    assert int(made.outside) == 0 and int(made.total) == 2
+    for low, wrong in ((-(2**30), 1), (-(2**30) + 1, 0)):
+        c = integers(np.array([[0, low, 0, 0]]))
+        made = kb.marked(c, ks.Extent((low, 0, 0), (2, 1, 1), 1), kb.Geometry((1, 1, 1), (1, 1, 1)))
+        assert int(made.outside) == wrong and int(made.total) == 1 - wrong
+    # The first cell past the box is that of an item too many.
+    c = integers(np.array([[1, 0, 0, 0]]))
+    for size in (1, 2):
+        made = kb.marked(c, ks.Extent((0, 0, 0), (16, 16, 1), size), kb.Geometry((1, 1, 1), (1, 1, 1)))
+        assert int(made.outside) == int(made.total == 0) == 2 - size
+    c = integers(np.array([[0, 5, 5, 5], [7, 6, 6, 6]]))
+    for low, span in (((6, 0, 0), (9, 9, 9)), ((0, 0, 0), (9, 5, 9)), ((0, 0, 0), (9, 9, 9))):
+        made = kb.marked(c, ks.Extent(low, span, 1), kb.Geometry((1, 1, 1), (1, 1, 1)))
+        assert int(made.outside) == 1 and int(made.total) == int(low == (0, 0, 0) and span == (9, 9, 9))
+        found = kb.site_map(c, made, 1)
+        assert found.nbr.tolist() == [[0 if int(made.total) else -1]]
+
+
+def stretches() -> None:
+    """Sites in the first and the last cells of stretches of 65,536."""
+    numbers = np.array([0, 255, 256, 65535, 65536, 65537, 65791, 65792, 131071, 131072, 131100])
+    c = np.column_stack([0 * numbers, numbers // 4096, numbers // 64 % 64, numbers % 64]).astype(np.int32)
+    coords, made = mark(c, ((1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1)))
+    equal(kb.sites(made, len(c)), c, "sites")
+    equal(kb.site_map(coords, made, len(c)).nbr, np.arange(len(c))[None], "rows")
+
+
+def mirrored() -> None:
+    for n in (1, sized(120, 4000)):
+        c = oracle.parent_support(sites(45, n, sized(8, 30)), (1, 1, 1))
+        _, made = mark(c, ((1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1)))
+        rows = np.concatenate([c, np.full((2, 4), (-1, 0, 0, 0))])
+        for size, d in (((3, 3, 3), (1, 1, 1)), ((3, 1, 5), (2, 1, 1)), ((1, 1, 1), (1, 1, 1))):
+            p = tuple(k // 2 * e for k, e in zip(size, d))
+            pairs = oracle.conv_pairs(c, c, size, (1, 1, 1), p, d)
+            nbr, _ = tables(pairs, int(np.prod(size)), len(rows), len(rows))
+            equal(kb.submanifold_map(integers(rows), made, size, d), nbr, f"map {size}")
+            few = len(c) // 2  # marked sites without a row have no pair
+            found = kb.submanifold_map(integers(c[:few]), made, size, d)
+            equal(found, np.where(nbr[:, :few] < few, nbr[:, :few], -1), f"few {size}")
+
+
+def boxes() -> None:
+    """Which boxes are marked."""
+    assert kb.worthwhile(ks.Extent((0, 0, 0), (512, 512, 4), 1), 0)
+    assert not kb.worthwhile(ks.Extent((0, 0, 0), (512, 512, 5), 1), 0)
+    assert kb.worthwhile(ks.Extent((0, 0, 0), (1024, 1024, 256), 7), 10**6)
+    assert not kb.worthwhile(ks.Extent((0, 0, 0), (1024, 1024, 256), 8), 10**7)
+    assert not kb.worthwhile(ks.Extent((2**31, 0, 0), (1, 1, 1), 1), 10)
+
+
+CASES: dict[str, Case] = {f.__name__: f for f in (sets_and_maps, stretches, tiny, outside, mirrored, boxes)}
