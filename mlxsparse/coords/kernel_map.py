@@ -22,19 +22,19 @@ class KernelMap:
     def __init__(self, kernel: Kernel, relation: TapPairs | Windows | DeviceMap):
         self.kernel = kernel
         self.relation = relation
-        self._selected: dict[tuple[int, ...], TapPairs] = {}
+        self._selected: dict[tuple[int, ...], TapPairs | DeviceMap] = {}
 
     @property
     def by_taps(self) -> TapPairs | DeviceMap:
         """What a convolution reads."""
         return self.relation.pairs if isinstance(self.relation, Windows) else self.relation
 
-    def select(self, taps: tuple[int, ...]) -> TapPairs:
+    def select(self, taps: tuple[int, ...]) -> TapPairs | DeviceMap:
         """The pairs of some taps, ascending; tap i of the result is taps[i]. Made once and kept."""
         if len(taps) == self.kernel.volume:
-            return self.pairs
+            return self.by_taps
         if taps not in self._selected:
-            self._selected[taps] = self.pairs.of_taps(taps)
+            self._selected[taps] = self.by_taps.of_taps(taps)
         return self._selected[taps]
 
     @property

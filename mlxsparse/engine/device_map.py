@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -89,6 +89,15 @@ class DeviceMap:
             int(self.num_in),
             int(self.num_out),
         )
+
+    def of_taps(self, taps: Sequence[int]) -> DeviceMap:
+        """The pairs of some taps, which must ascend."""
+
+        def some(side: Side) -> Side:
+            index = mx.array(list(taps), mx.int32)
+            return Side(lambda: mx.take(side.table, index, axis=0), side.sources, (len(taps),), side.count)
+
+        return DeviceMap(some(self.output), some(self.input), self.num_in, self.num_out)
 
     @property
     def nbytes(self) -> int:

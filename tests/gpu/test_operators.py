@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlxsparse import ops
 from mlxsparse.backend import device as backend_device
 from mlxsparse.backend import library
 from mlxsparse.coords.geometry import Kernel
@@ -170,6 +171,22 @@ def test_gpu_channels(channels: int) -> None:
     found = operators(20, channels, mx.float32)
     for name in ("convolution", "linear", "max pool", "batch norm"):
         same(*found[name], mx.float32, 2)
+
+
+@pytest.mark.parametrize("kept", [[], [13], [0, 4, 13, 26], list(range(27))], ids=len)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gpu_tap_subsets(kept: list[int], stride: int) -> None:
+    """Taken from the device's own map: no pairs are made on the host."""
+    taps = ops.Taps((3, 3, 3), tuple(kept))
+    sites, feats, w = cloud(60, 6), numbers(4, 63, 6), numbers(10, 5, len(kept), 6)
+
+    def some(f: mx.array, w: mx.array) -> mx.array:
+        x = SparseTensor(sites.coords, f, active_rows=60, batch_size=3)
+        if stride == 1:
+            return ops.subm_conv3d(x, w, taps=taps).feats
+        return ops.conv3d(x, w, stride=2, padding=1, taps=taps).feats
+
+    same(some, [feats, w], mx.float32, 2)
 
 
 def test_gpu_125_taps() -> None:
