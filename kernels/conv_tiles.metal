@@ -7,9 +7,6 @@
 // out: y[M, OUT] T; rows at and past `active` are 0.   grid (32 WM WN * P / BM, ceil(OUT / BN), 1)
 // template: T; BM, BN, BK tile sizes; WM x WN simdgroups; STAGES >= 2 buffers; KEEP: 1 x, 2 weight, 3 both stay in L1
 //     (CUDA); GRAD; EXACT (tile.h)
-constexpr int SKIP = 1;
-constexpr int PRELOAD = 1;
-constexpr int STAGED = 1;
 constexpr int NT = 32 * WM * WN;
 constexpr int VEC = 16 / int(sizeof(T));
 constexpr int LDA = tile_ld<T>(BK, false);
@@ -28,7 +25,7 @@ constexpr int LDO = BN + VEC; // results on their way out
 constexpr int OC = BN / VEC;
 constexpr int OR = NT / OC;
 constexpr int ON = BM / OR;
-constexpr bool FITS = STAGED && BM * LDO <= STAGES * (ASIZE + BSIZE) && NT % OC == 0 && BM % OR == 0;
+constexpr bool FITS = BM * LDO <= STAGES * (ASIZE + BSIZE) && NT % OC == 0 && BM % OR == 0;
 static_assert(STAGES >= 2 && BM % AR == 0 && (32 % AR == 0 || AR % 32 == 0) && BROWS % BR == 0 && AN > 0 && BP > 0, "threads copy equally often");
 threadgroup uint4 smem[STAGES * (ASIZE + BSIZE) * int(sizeof(T)) / 16];
 threadgroup T* As = (threadgroup T*)smem;
@@ -39,7 +36,7 @@ int words = (K + 31) / 32;
 int rvec = RED / VEC; // offsets count copies, so that 32 bits reach far enough
 int tid = int(thread_index_in_threadgroup);
 int sg = int(simdgroup_index_in_threadgroup);
-int place0 = int(threadgroup_position_in_grid.x) * BM;
+int place0 = (dims[2] / BM - 1 - int(threadgroup_position_in_grid.x)) * BM; // the last have most taps (tap_keys) and start first
 int col0 = int(threadgroup_position_in_grid.y) * BN;
 int sm = (sg / WN) * (BM / WM), sn = (sg % WN) * (BN / WN);
 int ar = tid / AC, ac = tid % AC * VEC;
@@ -68,6 +65,7 @@ int tap = 0, ntap = -1;     // tap being copied; the next one, -1 before the fir
 int pc = 0, fetched = -1;   // producer: channel chunk; taps fetched so far
 int put = 0, get = 0;       // buffers written and read in this step
 constexpr int OWN = BM / WM / 32; // groups of 32 places that this simdgroup multiplies; 0: it shares one
+constexpr bool SKIP = EXACT != 0 && OWN > 0; // taps that none of them has; pays where arithmetic is what takes the time
 bool has = true;            // one of them has the tap being copied
 uint present = 0u;          // whether they have the taps copied in the last steps, bit 0 the latest
 for (int it = -STAGES; it < steps; it++) {
@@ -81,7 +79,7 @@ for (int it = -STAGES; it < steps; it++) {
     TILE_UNROLL
     for (int i = 0; i < AN; i++) idx[i] = nxt[i] >= 0 && nxt[i] < rows_in ? nxt[i] * rvec : -1;
     tap = flip != 0 ? K - 1 - ntap : ntap;
-    if (SKIP && OWN > 0) {
+    if (SKIP) {
       uint own = 0u;
       TILE_UNROLL
       for (int g = 0; g < OWN; g++) own |= mask[(sm / 32 + g) * words + ntap / 32];
@@ -123,7 +121,7 @@ for (int it = -STAGES; it < steps; it++) {
     tile_commit();
     present = present << 1u | uint(has);
     if (it >= 0) {
-      if (!SKIP || OWN == 0 || (present >> uint(STAGES - 1) & 1u) != 0u)
+      if (!SKIP || (present >> uint(STAGES - 1) & 1u) != 0u)
         acc.template mma<BK, LDA, false, LDB, !GRAD>(As + get * ASIZE + sm * LDA, Bs + get * BSIZE + (GRAD ? sn : sn * LDB));
       get = get + 1 == STAGES ? 0 : get + 1;
     }
@@ -134,67 +132,61 @@ for (int it = -STAGES; it < steps; it++) {
     }
   }
 }
-if (fast && !FITS) {
-int to_row[acc.ROWS];
-bool even = OUT % 2 == 0;
-TILE_UNROLL
-for (int i = 0; i < acc.ROWS; i++) to_row[i] = rows[place0 + sm + acc.row(i)];
-TILE_UNROLL
-for (int i = 0; i < acc.ROWS; i++) {
-  int o = PRELOAD ? to_row[i] : rows[place0 + sm + acc.row(i)];
-  if (o >= 0 && o < rows_out) {
-    bool live = o < dims[9];
-    device T* to = y + size_t(o) * size_t(OUT);
-    TILE_UNROLL
-    for (int j = 0; j < acc.COLS; j++) {
-      int c = col0 + sn + acc.col(j);
-      float first = acc.get(i, j, 0), second = acc.get(i, j, 1);
-      if (dims[8] != 0) {
-        if (c < OUT) first += bias[c];
-        if (c + 1 < OUT) second += bias[c + 1];
-      }
-      if (!live) first = second = 0.0f;
-      if (c + 1 < OUT) tile_put2(to + c, first, second, even);
-      else if (c < OUT) to[c] = T(first);
-    }
-  }
-}
-}
-if (fast && FITS) {
-// Results go through threadgroup memory, so that whole rows are written.
-int to_row[ON];
-TILE_UNROLL
-for (int i = 0; i < ON; i++) to_row[i] = rows[place0 + tid / OC + i * OR];
-threadgroup_barrier(mem_flags::mem_threadgroup);
-TILE_UNROLL
-for (int j = 0; j < acc.COLS; j++) {
-  int c = col0 + sn + acc.col(j);
-  float b0 = 0.0f, b1 = 0.0f;
-  if (dims[8] != 0) {
-    if (c < OUT) b0 = bias[c];
-    if (c + 1 < OUT) b1 = bias[c + 1];
-  }
+if (fast && FITS) { // results go through threadgroup memory, so that whole rows are written
+  int to_row[ON];
   TILE_UNROLL
-  for (int i = 0; i < acc.ROWS; i++)
-    tile_keep2(As + (sm + acc.row(i)) * LDO + sn + acc.col(j), acc.get(i, j, 0) + b0, acc.get(i, j, 1) + b1);
-}
-threadgroup_barrier(mem_flags::mem_threadgroup);
-int oc = tid % OC * VEC;
-TILE_UNROLL
-for (int i = 0; i < ON; i++) {
-  int o = to_row[i];
-  if (o >= 0 && o < rows_out) {
-    device T* to = y + size_t(o) * size_t(OUT) + size_t(col0 + oc);
-    const threadgroup T* at = As + (tid / OC + i * OR) * LDO + oc;
+  for (int i = 0; i < ON; i++) to_row[i] = rows[place0 + tid / OC + i * OR];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  TILE_UNROLL
+  for (int j = 0; j < acc.COLS; j++) {
+    int c = col0 + sn + acc.col(j);
+    float first = dims[8] != 0 && c < OUT ? bias[c] : 0.0f, second = dims[8] != 0 && c + 1 < OUT ? bias[c + 1] : 0.0f;
+    TILE_UNROLL
+    for (int i = 0; i < acc.ROWS; i++)
+      tile_keep2(As + (sm + acc.row(i)) * LDO + sn + acc.col(j), acc.get(i, j, 0) + first, acc.get(i, j, 1) + second);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  int c = col0 + tid % OC * VEC;
+  TILE_UNROLL
+  for (int i = 0; i < ON; i++) {
+    int o = to_row[i];
     bool live = o < dims[9];
-    if (OUT % VEC == 0) {
-      if (col0 + oc < OUT) tile_row16(to, at, live);
-    } else {
-      for (int e = 0; e < VEC; e++)
-        if (col0 + oc + e < OUT) to[e] = live ? at[e] : T(0.0f);
+    if (o >= 0 && o < rows_out) {
+      device T* to = y + size_t(o) * size_t(OUT) + size_t(c);
+      const threadgroup T* at = As + (tid / OC + i * OR) * LDO + tid % OC * VEC;
+      if (OUT % VEC == 0) {
+        if (c < OUT) tile_row16(to, at, live);
+      } else {
+        for (int e = 0; e < VEC; e++)
+          if (c + e < OUT) to[e] = live ? at[e] : T(0.0f);
+      }
     }
   }
-}
+} else if (fast) {
+  int to_row[acc.ROWS];
+  bool even = OUT % 2 == 0;
+  TILE_UNROLL
+  for (int i = 0; i < acc.ROWS; i++) to_row[i] = rows[place0 + sm + acc.row(i)]; // all reads before the first store
+  TILE_UNROLL
+  for (int i = 0; i < acc.ROWS; i++) {
+    int o = to_row[i];
+    if (o >= 0 && o < rows_out) {
+      bool live = o < dims[9];
+      device T* to = y + size_t(o) * size_t(OUT);
+      TILE_UNROLL
+      for (int j = 0; j < acc.COLS; j++) {
+        int c = col0 + sn + acc.col(j);
+        float first = acc.get(i, j, 0), second = acc.get(i, j, 1);
+        if (dims[8] != 0) {
+          if (c < OUT) first += bias[c];
+          if (c + 1 < OUT) second += bias[c + 1];
+        }
+        if (!live) first = second = 0.0f;
+        if (c + 1 < OUT) tile_put2(to + c, first, second, even);
+        else if (c < OUT) to[c] = T(first);
+      }
+    }
+  }
 }
 if (!fast) {
   for (int e = tid; e < BM * BN; e += NT) {

@@ -1,8 +1,10 @@
-"""What a kernel is called with: checked arrays, inputs long enough for every backend, one array of sizes."""
+"""What a kernel is called with: arrays that are checked, long enough for every backend, filled or counted."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -43,6 +45,30 @@ def _constant(name: str, values: tuple[int, ...]) -> mx.array:
 def _check_size(name: str, value: int) -> None:
     if not -(2**31) <= value < 2**31:
         raise CapacityError(f"{name}: the size {value} does not fit 32 bits; split the input")
+
+
+def filled(shape: Sequence[int], value: float, dtype: mx.Dtype) -> mx.array:
+    """An array full of `value`. Without elements it is made on the host: some GPU operations on no
+    elements leave an array without memory, and reading it ends the process.
+    """
+    if math.prod(shape) == 0:
+        return mx.array(np.empty(tuple(shape), np.float32), dtype)
+    return mx.full(tuple(shape), value, dtype)
+
+
+def begin(*arrays: mx.array) -> None:
+    """Start computing arrays that will be read soon.
+
+    What follows from the arguments of a transformation of MLX may not be started inside it: it stays lazy,
+    and is computed once, with the first result that needs it.
+    """
+    with contextlib.suppress(ValueError):
+        mx.async_eval(*arrays)
+
+
+def numbers(n: int) -> mx.array:
+    """0, 1, .. n - 1 int32."""
+    return mx.arange(n, dtype=mx.int32) if n else filled((0,), 0, mx.int32)
 
 
 # ---------------------------------------------------------------- checks of an operator

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -16,7 +17,18 @@ import numpy as np
 
 from ..errors import CapacityError, ShapeError
 from .kernel_conv import fp32_mode, sum_parts
-from .library import MAX_THREADS, blocks, check_array, filled, launch, on_cuda, unread
+from .library import (
+    MAX_THREADS,
+    Factory,
+    blocks,
+    check_array,
+    factory,
+    filled,
+    launch,
+    on_cuda,
+    ready,
+    unread,
+)
 
 PLACES = 256  # a multiple of every tile's rows
 WINDOW = 262_144  # rows that are ordered by taps together: their features stay near each other in memory
@@ -256,34 +268,33 @@ def _product(
     start = unread() if bias is None else bias.astype(mx.float32)
     rows = tiles.size if active is None else active
     places, taps = tiles.rows.shape[0], tiles.nbr.shape[-2]
-    dims = [n, tiles.size, places, taps, red, outs, w.shape[2], flip, int(bias is not None), rows]
-    return launch(
+    sizes = (n, tiles.size, places, taps, red, outs, w.shape[2], flip, int(bias is not None), rows)
+    dims = (*sizes, int(plain), *tiles.steps)
+    prepare = _forward_call if isinstance(rows, int) else _forward_call.__wrapped__
+    call = prepare(factory(), dtype, tile, grad, fp32_mode(dtype), dims)
+    return call([x, w, start, tiles.nbr, tiles.rows, tiles.masks])[0]
+
+
+# What follows from sizes alone is derived once: a call from Python costs as much as a small kernel.
+@functools.lru_cache(maxsize=2048)
+def _forward_call(
+    make: Factory, dtype: mx.Dtype, tile: Tile, grad: int, exact: int, dims: tuple[int | mx.array, ...]
+) -> Callable[[Sequence[mx.array]], list[mx.array]]:
+    _, size, places, _, _, outs = (int(v) for v in dims[:6])
+    right = ((tile.BK, tile.BN), True) if grad else ((tile.BN, tile.BK), False)
+    return ready(
         "conv_tiles",
-        [x, w, start, tiles.nbr, tiles.rows, tiles.masks],
-        [*dims, int(plain), *tiles.steps],
-        [(tiles.size, outs)],
+        dims,
+        [(size, outs)],
         (places // tile.BM, blocks(outs, tile.BN), 1),
         tile.threads,
         dtype=dtype,
-        EXACT=fp32_mode(dtype),
+        group_bytes=_bytes(dtype, tile.STAGES, (tile.BM, tile.BK), False, *right),
+        fit=tile.FIT,
+        EXACT=exact,
         GRAD=grad,
-        **_forward_options(dtype, tile, grad),
-    )[0]
-
-
-@functools.lru_cache(maxsize=256)
-def _forward_options(dtype: mx.Dtype, tile: Tile, grad: int) -> dict[str, int]:
-    right = ((tile.BK, tile.BN), True) if grad else ((tile.BN, tile.BK), False)
-    size = _bytes(dtype, tile.STAGES, (tile.BM, tile.BK), False, *right)
-    return {"group_bytes": size, "fit": tile.FIT, **tile.sizes()}
-
-
-@functools.lru_cache(maxsize=256)
-def _grad_options(dtype: mx.Dtype, tile: Tile) -> dict[str, int]:
-    size = _bytes(dtype, tile.STAGES, (tile.BK, tile.BM), True, (tile.BK, tile.BN), True)
-    shape = tile.sizes()
-    del shape["KEEP"]  # both sides stream
-    return {"group_bytes": size, "fit": tile.FIT, **shape}
+        **tile.sizes(),
+    )
 
 
 def _bytes(dtype: mx.Dtype, stages: int, a: tuple[int, int], a_k: bool, b: tuple[int, int], b_k: bool) -> int:
@@ -311,24 +322,35 @@ def weight_grad(ct: mx.array, x: mx.array, tiles: TapTiles, *, plain: bool = Fal
     _check_reach("x", x.shape[0], red, x.dtype.size)
     _check_reach("ct", ct.shape[0], outs, x.dtype.size)
     tile = tile_for(x.dtype, max(outs, red), weight=True)
+    sizes = (x.shape[0], tiles.size, tiles.places, taps, red, outs, tiles.active, int(plain), *tiles.steps)
+    call = _grad_call(factory(), x.dtype, tile, fp32_mode(x.dtype), sizes)
+    dw = sum_parts(call([left, right, tiles.nbr, tiles.rows, tiles.masks])[0], x.dtype)
+    return dw if (outs, red) == (co, ci) else dw[:co, :, :ci]
+
+
+@functools.lru_cache(maxsize=2048)
+def _grad_call(
+    make: Factory, dtype: mx.Dtype, tile: Tile, exact: int, sizes: tuple[int, ...]
+) -> Callable[[Sequence[mx.array]], list[mx.array]]:
+    n, size, places, taps, red, outs, active, plain, *steps = sizes
     along = blocks(red, tile.BN)
     pieces = blocks(outs, tile.BM) * along
     most = min(GRAD_GROUPS // max(1, taps * pieces), GRAD_BYTES // max(1, 4 * taps * outs * red))
     # Rows with pairs come first (tap_keys): how they are divided depends on nothing else.
-    places = max(1, blocks(tiles.active, PLACES)) * PLACES
-    run = blocks(places, max(1, min(most, places // 1024)) * PLACES) * PLACES
-    runs = blocks(places, run)
-    dims = [x.shape[0], tiles.size, tiles.places, taps, red, outs, run, along, int(plain), *tiles.steps]
-    parts = launch(
+    used = max(1, blocks(active, PLACES)) * PLACES
+    run = blocks(used, max(1, min(most, used // 1024)) * PLACES) * PLACES
+    runs = blocks(used, run)
+    shape = tile.sizes()
+    del shape["KEEP"]  # both sides stream
+    return ready(
         "conv_tiles_grad",
-        [left, right, tiles.nbr, tiles.rows, tiles.masks],
-        dims,
+        [n, size, places, taps, red, outs, run, along, plain, *steps],
         [(runs, outs, taps, red)],
         (runs, taps, pieces),
         tile.threads,
-        dtype=x.dtype,
-        EXACT=fp32_mode(x.dtype),
-        **_grad_options(x.dtype, tile),
-    )[0]
-    dw = sum_parts(parts, x.dtype)
-    return dw if (outs, red) == (co, ci) else dw[:co, :, :ci]
+        dtype=dtype,
+        group_bytes=_bytes(dtype, tile.STAGES, (tile.BK, tile.BM), True, (tile.BK, tile.BN), True),
+        fit=tile.FIT,
+        EXACT=exact,
+        **shape,
+    )

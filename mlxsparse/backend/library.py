@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-import numpy as np
 
 from ..errors import CapacityError, DeviceError, DTypeError, MLXSparseError
-from .arguments import SMALL, padded, sizes
+from .arguments import SMALL, filled, padded, sizes
+from .arguments import begin as begin
 from .arguments import check_array as check_array
 from .arguments import check_coords as check_coords
 from .arguments import check_index as check_index
+from .arguments import numbers as numbers
 from .arguments import read_ints as read_ints
 from .cuda_text import launch_bounds, shared_memory
 from .device import trace
@@ -246,34 +247,51 @@ def launch(
     shapes: Sequence[Sequence[int]],
     groups: tuple[int, int, int],
     threads: int = MAX_THREADS,
+    **options: Any,
+) -> list[mx.array]:
+    """Run kernel `name` on `inputs`, as KERNELS lists them but for dims; the rest as in `ready`."""
+    return ready(name, dims, shapes, groups, threads, **options)(inputs)
+
+
+def ready(
+    name: str,
+    dims: Sequence[int | mx.array],
+    shapes: Sequence[Sequence[int]],
+    groups: tuple[int, int, int],
+    threads: int = MAX_THREADS,
     *,
     dtype: mx.Dtype | None = None,
     init: float | None = None,
     group_bytes: int = 0,
     fit: int = 0,
     **template: int,
-) -> list[mx.array]:
-    """Run kernel `name` on `groups` threadgroups of `threads` threads; arrays of `shapes`.
+) -> Callable[[Sequence[mx.array]], list[mx.array]]:
+    """Kernel `name` on `groups` threadgroups of `threads` threads, as a function of its inputs.
 
-    inputs: as KERNELS lists them, without dims. dims: the kernel's sizes, integers or 0-d int32 arrays.
+    dims: the kernel's sizes, integers or 0-d int32 arrays. shapes: of the outputs.
     dtype: the template parameter T. init: what every output holds before, and where nothing is launched.
     group_bytes: threadgroup memory, where it can pass STATIC_BYTES on CUDA. fit: threadgroups that one
     core shall hold, which limits registers on CUDA; 0: as the compiler finds.
     """
     plan = _plan(
-        _forced or factory(), name, groups, threads, dtype, init, group_bytes, fit,
+        factory(), name, groups, threads, dtype, init, group_bytes, fit,
         tuple(map(tuple, shapes)), tuple(template.items()),
     )  # fmt: skip
-    if [a.dtype for a in inputs] != plan.types:
-        _refuse(name, inputs, plan.types)
-    if plan.call is None:
-        return [filled(shape, init or 0, kind) for shape, kind in zip(shapes, plan.options["output_dtypes"])]
-    made: list[mx.array] = plan.call(
-        inputs=[*(a if a.size >= SMALL else padded(a) for a in inputs), sizes(name, dims)], **plan.options
-    )
-    if not plan.empty:
-        return made
-    return [out if math.prod(shape) else filled(shape, 0, out.dtype) for out, shape in zip(made, shapes)]
+    call, options, types, empty = plan
+    last = None if call is None else sizes(name, dims)
+
+    def run(inputs: Sequence[mx.array]) -> list[mx.array]:
+        if [a.dtype for a in inputs] != types:
+            _refuse(name, inputs, types)
+        if call is None:
+            return [filled(shape, init or 0, kind) for shape, kind in zip(shapes, options["output_dtypes"])]
+        long = [a if a.size >= SMALL else padded(a) for a in inputs]
+        made: list[mx.array] = call(inputs=[*long, last], **options)
+        if not empty:
+            return made
+        return [out if math.prod(shape) else filled(shape, 0, out.dtype) for out, shape in zip(made, shapes)]
+
+    return run
 
 
 class Plan(NamedTuple):
@@ -332,30 +350,6 @@ def _plan(
     bounds = (threads, fit) if fit else None
     call = _built(make, name, group_bytes if group_bytes > STATIC_BYTES else 0, bounds)
     return Plan(call, options, inputs, not all(map(math.prod, shapes)))
-
-
-def filled(shape: Sequence[int], value: float, dtype: mx.Dtype) -> mx.array:
-    """An array full of `value`. Without elements it is made on the host: some GPU operations on no
-    elements leave an array without memory, and reading it ends the process.
-    """
-    if math.prod(shape) == 0:
-        return mx.array(np.empty(tuple(shape), np.float32), dtype)
-    return mx.full(tuple(shape), value, dtype)
-
-
-def begin(*arrays: mx.array) -> None:
-    """Start computing arrays that will be read soon.
-
-    What follows from the arguments of a transformation of MLX may not be started inside it: it stays lazy,
-    and is computed once, with the first result that needs it.
-    """
-    with contextlib.suppress(ValueError):
-        mx.async_eval(*arrays)
-
-
-def numbers(n: int) -> mx.array:
-    """0, 1, .. n - 1 int32."""
-    return mx.arange(n, dtype=mx.int32) if n else filled((0,), 0, mx.int32)
 
 
 def _described(values: dict[str, Any]) -> str:
