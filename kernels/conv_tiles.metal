@@ -1,37 +1,31 @@
 // Convolution over ordered rows (tap_tiles): y[o] = bias + sum over taps t of W[t] x[nbr[t, o]], fp32 sums.
-// A tile is BM places; only taps that one of its rows has are computed. GRAD = 1: the input gradient, W transposed.
-// in: x[N, RED] T, weight[*, K, WL] T, bias[OUT] float32, nbr[K * P], rows[P], masks[P / 32, words of 32 taps] (tap_tiles)
-//     dims = {N, M, P, K, RED, OUT, WL, flip, has bias, active, plain, G, S (of tap_tiles)}; RED and WL are multiples of 16 bytes
-//     GRAD = 0: weight[OUT, K, RED]; 1: weight[RED, K, WL >= OUT]. flip: tap t of the map uses weight K - 1 - t
+// A tile is BM places; only taps that one of its rows has are computed.
+// in: x[N, RED] T, weight[OUT, K, RED] T, bias[OUT] float32, nbr[K * P], rows[P], masks[P / 32, words of 32 taps] (tap_tiles)
+//     dims = {N, M, P, K, RED, OUT, has bias, active, plain, G, S (of tap_tiles)}; RED is a multiple of 16 bytes
 //     plain: as if x were not aligned to 16 bytes
 // out: y[M, OUT] T; rows at and past `active` are 0.   grid (32 WM WN * P / BM, ceil(OUT / BN), 1)
 // template: T; BM, BN, BK tile sizes; WM x WN simdgroups; STAGES >= 2 buffers; KEEP: 1 x, 2 weight, 3 both stay in L1
-//     (CUDA); GRAD; EXACT (tile.h)
+//     (CUDA); EXACT (tile.h)
 constexpr int NT = 32 * WM * WN;
 constexpr int VEC = 16 / int(sizeof(T));
 constexpr int LDA = tile_ld<T>(BK, false);
-constexpr int LDB = GRAD ? tile_ld<T>(BN, true) : tile_ld<T>(BK, false);
-constexpr int BROWS = GRAD ? BK : BN;
-constexpr int BCOLS = GRAD ? BN : BK;
 constexpr int ASIZE = BM * LDA;
-constexpr int BSIZE = BROWS * LDB;
+constexpr int BSIZE = BN * LDA;
 constexpr int AC = BK / VEC; // copies of a row, rows of a pass, passes
 constexpr int AR = NT / AC;
 constexpr int AN = BM / AR;
-constexpr int BC = BCOLS / VEC;
-constexpr int BR = NT / BC;
-constexpr int BP = BROWS / BR;
+constexpr int BP = BN / AR;
 constexpr int LDO = BN + VEC; // results on their way out
 constexpr int OC = BN / VEC;
 constexpr int OR = NT / OC;
 constexpr int ON = BM / OR;
 constexpr bool FITS = BM * LDO <= STAGES * (ASIZE + BSIZE) && NT % OC == 0 && BM % OR == 0;
-static_assert(STAGES >= 2 && BM % AR == 0 && (32 % AR == 0 || AR % 32 == 0) && BROWS % BR == 0 && AN > 0 && BP > 0, "threads copy equally often");
+static_assert(STAGES >= 2 && BM % AR == 0 && (32 % AR == 0 || AR % 32 == 0) && BN % AR == 0 && AN > 0 && BP > 0, "threads copy equally often");
 threadgroup uint4 smem[STAGES * (ASIZE + BSIZE) * int(sizeof(T)) / 16];
 threadgroup T* As = (threadgroup T*)smem;
 threadgroup T* Bs = As + STAGES * ASIZE;
-int rows_in = dims[0], rows_out = dims[1], K = dims[3], RED = dims[4], OUT = dims[5], WL = dims[6];
-int flip = dims[7], group = dims[11], next_tap = dims[12]; // read once: the copies below hide from the compiler that they stay
+int rows_in = dims[0], rows_out = dims[1], K = dims[3], RED = dims[4], OUT = dims[5];
+int group = dims[9], next_tap = dims[10]; // read once: the copies below hide from the compiler that they stay
 int words = (K + 31) / 32;
 int rvec = RED / VEC; // offsets count copies, so that 32 bits reach far enough
 int tid = int(thread_index_in_threadgroup);
@@ -40,7 +34,6 @@ int place0 = (dims[2] / BM - 1 - int(threadgroup_position_in_grid.x)) * BM; // t
 int col0 = int(threadgroup_position_in_grid.y) * BN;
 int sm = (sg / WN) * (BM / WM), sn = (sg % WN) * (BN / WN);
 int ar = tid / AC, ac = tid % AC * VEC;
-int br = tid / BC, bc = tid % BC * VEC;
 const device uint* mask = masks + size_t(place0 / 32) * size_t(words);
 int blocks = 0; // taps of this tile
 int word = 0;   // of the masks, and what is left of it
@@ -54,7 +47,7 @@ for (int w = words - 1; w >= 0; w--) {
 // Row numbers of this thread's first place; AR divides 32 or is a multiple of it.
 const device int* mine = nbr + size_t(place0 / 32 + ar / 32) * size_t(group) + size_t(ar % 32);
 int chunks = (RED + BK - 1) / BK;
-bool fast = dims[10] == 0 && tile_aligned(x) && tile_aligned(weight); // else plain sums at the end, slow and right
+bool fast = dims[8] == 0 && tile_aligned(x) && tile_aligned(weight); // else plain sums at the end, slow and right
 int steps = fast ? blocks * chunks : 0;
 tile_mma<T, BM / WM, BN / WN, EXACT> acc;
 acc.clear(thread_index_in_simdgroup);
@@ -78,7 +71,7 @@ for (int it = -STAGES; it < steps; it++) {
   if (more && pc == 0) {
     TILE_UNROLL
     for (int i = 0; i < AN; i++) idx[i] = nxt[i] >= 0 && nxt[i] < rows_in ? nxt[i] * rvec : -1;
-    tap = flip != 0 ? K - 1 - ntap : ntap;
+    tap = ntap;
     if (SKIP) {
       uint own = 0u;
       TILE_UNROLL
@@ -110,10 +103,9 @@ for (int it = -STAGES; it < steps; it++) {
     }
     TILE_UNROLL
     for (int i = 0; i < BP; i++) {
-      int r = br + i * BR;
-      bool ok = GRAD ? c + r < RED && col0 + bc < WL : col0 + r < OUT && c + bc < RED;
-      int from = GRAD ? ((c + r) * K + tap) * WL + col0 + bc : ((col0 + r) * K + tap) * WL + c + bc;
-      cb.fetch(i, bt + r * LDB + bc, weight + (ok ? from : 0), ok);
+      int r = ar + i * AR;
+      bool ok = col0 + r < OUT && c + ac < RED;
+      cb.fetch(i, bt + r * LDA + ac, weight + (ok ? ((col0 + r) * K + tap) * RED + c + ac : 0), ok);
     }
     pc = pc + 1 == chunks ? 0 : pc + 1;
   }
@@ -122,7 +114,7 @@ for (int it = -STAGES; it < steps; it++) {
     present = present << 1u | uint(has);
     if (it >= 0) {
       if (!SKIP || (present >> uint(STAGES - 1) & 1u) != 0u)
-        acc.template mma<BK, LDA, false, LDB, !GRAD>(As + get * ASIZE + sm * LDA, Bs + get * BSIZE + (GRAD ? sn : sn * LDB));
+        acc.template mma<BK, LDA, false, LDA, true>(As + get * ASIZE + sm * LDA, Bs + get * BSIZE + sn * LDA);
       get = get + 1 == STAGES ? 0 : get + 1;
     }
     put = put + 1 == STAGES ? 0 : put + 1;
@@ -140,7 +132,7 @@ if (fast && FITS) { // results go through threadgroup memory, so that whole rows
   TILE_UNROLL
   for (int j = 0; j < acc.COLS; j++) {
     int c = col0 + sn + acc.col(j);
-    float first = dims[8] != 0 && c < OUT ? bias[c] : 0.0f, second = dims[8] != 0 && c + 1 < OUT ? bias[c + 1] : 0.0f;
+    float first = dims[6] != 0 && c < OUT ? bias[c] : 0.0f, second = dims[6] != 0 && c + 1 < OUT ? bias[c + 1] : 0.0f;
     TILE_UNROLL
     for (int i = 0; i < acc.ROWS; i++)
       tile_keep2(As + (sm + acc.row(i)) * LDO + sn + acc.col(j), acc.get(i, j, 0) + first, acc.get(i, j, 1) + second);
@@ -150,7 +142,7 @@ if (fast && FITS) { // results go through threadgroup memory, so that whole rows
   TILE_UNROLL
   for (int i = 0; i < ON; i++) {
     int o = to_row[i];
-    bool live = o < dims[9];
+    bool live = o < dims[7];
     if (o >= 0 && o < rows_out) {
       device T* to = y + size_t(o) * size_t(OUT) + size_t(c);
       const threadgroup T* at = As + (tid / OC + i * OR) * LDO + tid % OC * VEC;
@@ -171,13 +163,13 @@ if (fast && FITS) { // results go through threadgroup memory, so that whole rows
   for (int i = 0; i < acc.ROWS; i++) {
     int o = to_row[i];
     if (o >= 0 && o < rows_out) {
-      bool live = o < dims[9];
+      bool live = o < dims[7];
       device T* to = y + size_t(o) * size_t(OUT);
       TILE_UNROLL
       for (int j = 0; j < acc.COLS; j++) {
         int c = col0 + sn + acc.col(j);
         float first = acc.get(i, j, 0), second = acc.get(i, j, 1);
-        if (dims[8] != 0) {
+        if (dims[6] != 0) {
           if (c < OUT) first += bias[c];
           if (c + 1 < OUT) second += bias[c + 1];
         }
@@ -194,14 +186,14 @@ if (!fast) {
     if (o >= 0 && o < rows_out && c < OUT) {
       float sum = 0.0f;
       for (int t = 0; t < K; t++) {
-        int j = nbr[size_t(place / 32) * size_t(group) + size_t(t) * size_t(next_tap) + size_t(place % 32)], wt = flip != 0 ? K - 1 - t : t;
+        int j = nbr[size_t(place / 32) * size_t(group) + size_t(t) * size_t(next_tap) + size_t(place % 32)];
         if (j >= 0 && j < rows_in)
           for (int r = 0; r < RED; r++)
             sum += float(x[size_t(j) * size_t(RED) + size_t(r)]) *
-                   float(weight[GRAD ? (r * K + wt) * WL + c : (c * K + wt) * WL + r]);
+                   float(weight[(c * K + t) * RED + r]);
       }
-      if (dims[8] != 0) sum += bias[c];
-      y[size_t(o) * size_t(OUT) + size_t(c)] = T(o < dims[9] ? sum : 0.0f);
+      if (dims[6] != 0) sum += bias[c];
+      y[size_t(o) * size_t(OUT) + size_t(c)] = T(o < dims[7] ? sum : 0.0f);
     }
   }
 }

@@ -9,6 +9,7 @@ gradient only. No gradient is computed that nobody asked for.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from .device import executor
 Gradient = Callable[..., mx.array]
 
 
+@functools.lru_cache(maxsize=256)
 def _refuse(name: str, what: str) -> Callable[..., Any]:
     def raising(*_: Any) -> Any:
         raise TransformError(

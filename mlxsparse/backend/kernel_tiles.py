@@ -31,7 +31,7 @@ from .library import (
 )
 
 PLACES = 256  # a multiple of every tile's rows
-WINDOW = 262_144  # rows that are ordered by taps together: their features stay near each other in memory
+WINDOW = 1 << 20  # rows that are ordered by taps together
 WINDOWS = 31  # that a sort key tells apart
 KEY_BITS = 27  # taps that a sort key tells apart
 GRAD_GROUPS = 4096  # threadgroups that a weight gradient is divided into, at most
@@ -60,32 +60,35 @@ class Tile(NamedTuple):
         return {name: value for name, value in self._asdict().items() if name != "FIT"}
 
 
-# (output channels at most, tile) by backend and size of an element. CUDA: measured on an H100
-# (docs/benchmarks/gpu.md); Metal: 32 KB of threadgroup memory, not measured.
-FORWARD: dict[tuple[bool, int], list[tuple[int, Tile]]] = {
-    (True, 2): [
-        (32, Tile(128, 32, 32, 4, 1, 2, 3)),
-        (64, Tile(128, 64, 64, 4, 1, 2, 2)),
+# (output channels at most, tile) by backend (CUDA?), size of an element and fp32_mode. CUDA: measured on an
+# H100 (docs/benchmarks/gpu.md); Metal: 32 KB of threadgroup memory, not measured. Few shapes: each is another
+# compilation.
+FORWARD: dict[tuple[bool, int, int], list[tuple[int, Tile]]] = {
+    (True, 2, 0): [
+        (32, Tile(128, 32, 32, 4, 1, 3, 3)),
+        (64, Tile(128, 64, 64, 2, 2, 2, 2, 4)),
         (1 << 30, Tile(128, 128, 64, 2, 2, 2, 3)),
     ],
-    (True, 4): [
+    (True, 4, 0): [
         (32, Tile(128, 32, 32, 4, 1, 2, 3)),
         (64, Tile(256, 64, 32, 4, 1, 2, 1)),
         (1 << 30, Tile(128, 128, 32, 2, 2, 2, 3)),
     ],
-    (False, 2): [(32, Tile(64, 32, 32, 4, 1, 2)), (1 << 30, Tile(64, 64, 32, 2, 2, 2))],
-    (False, 4): [(32, Tile(64, 32, 16, 4, 1, 2)), (1 << 30, Tile(64, 64, 16, 2, 2, 2))],
+    (True, 4, 1): [(32, Tile(128, 32, 32, 4, 1, 2, 3)), (1 << 30, Tile(128, 64, 32, 4, 2, 2, 3, 2))],
+    (True, 4, 2): [(32, Tile(128, 32, 32, 4, 1, 2, 3)), (1 << 30, Tile(128, 64, 32, 2, 2, 2, 2, 3))],
+    (False, 2, 0): [(32, Tile(64, 32, 32, 4, 1, 2)), (1 << 30, Tile(64, 64, 32, 2, 2, 2))],
+    (False, 4, 0): [(32, Tile(64, 32, 16, 4, 1, 2)), (1 << 30, Tile(64, 64, 16, 2, 2, 2))],
 }
 # BM x BN: output x input channels; BK: places. Chosen by the larger of the two.
-WEIGHT_GRAD: dict[tuple[bool, int], list[tuple[int, Tile]]] = {
-    (True, 2): [
+WEIGHT_GRAD: dict[tuple[bool, int, int], list[tuple[int, Tile]]] = {
+    (True, 2, 0): [
         (32, Tile(32, 32, 64, 2, 2, 2)),
         (64, Tile(64, 64, 64, 2, 2, 2)),
         (1 << 30, Tile(128, 128, 64, 2, 2, 2)),
     ],
-    (True, 4): [(32, Tile(32, 32, 64, 2, 2, 2)), (1 << 30, Tile(64, 64, 32, 2, 2, 2))],
-    (False, 2): [(1 << 30, Tile(32, 32, 32, 2, 2, 2))],
-    (False, 4): [(1 << 30, Tile(32, 32, 32, 2, 2, 2))],
+    (True, 4, 0): [(32, Tile(32, 32, 64, 2, 2, 2)), (1 << 30, Tile(64, 64, 32, 2, 2, 2))],
+    (False, 2, 0): [(1 << 30, Tile(32, 32, 32, 2, 2, 2))],
+    (False, 4, 0): [(1 << 30, Tile(32, 32, 32, 2, 2, 2))],
 }
 # What a caller chose instead: (weight gradient?, output channels) -> tile. Tuning and tests.
 chosen: dict[tuple[bool, int], Tile] = {}
@@ -96,13 +99,14 @@ grouped = True
 def tile_for(dtype: mx.Dtype, channels: int, *, weight: bool = False) -> Tile:
     """The tile for `channels` output channels; for a weight gradient the larger channel count."""
     tile = chosen.get((weight, channels)) if chosen else None
-    return tile or _measured(on_cuda(), dtype.size, channels, weight)
+    return tile or _measured(on_cuda(), dtype.size, fp32_mode(dtype), channels, weight)
 
 
 @functools.lru_cache(maxsize=256)
-def _measured(cuda: bool, itemsize: int, channels: int, weight: bool) -> Tile:
+def _measured(cuda: bool, itemsize: int, mode: int, channels: int, weight: bool) -> Tile:
     table = WEIGHT_GRAD if weight else FORWARD
-    return next(tile for most, tile in table[cuda, itemsize] if channels <= most)
+    shapes = table.get((cuda, itemsize, mode)) or table[cuda, itemsize, 0]
+    return next(tile for most, tile in shapes if channels <= most)
 
 
 # ---------------------------------------------------------------- ordered maps
@@ -215,9 +219,7 @@ def forward(
     Rows at and past `active` (default M) are 0. plain: as if x were not aligned to 16 bytes.
     """
     _check(x, w, tiles, w.shape[2])
-    return _product(
-        _padded(x, 1), _padded(w, 2), w.shape[0], tiles, bias, active, grad=0, flip=0, plain=plain
-    )
+    return _product(_padded(x, 1), _padded(w, 2), tiles, bias, active, plain)
 
 
 def input_grad(
@@ -228,8 +230,8 @@ def input_grad(
     flip: the tiles are those of the output side of a map that is symmetric under t -> T - 1 - t.
     """
     _check(ct, w, tiles, w.shape[0])
-    wide = _padded(_padded(w, 2), 0)
-    return _product(_padded(ct, 1), wide, w.shape[2], tiles, None, None, grad=1, flip=int(flip), plain=plain)
+    back = mx.contiguous((w[:, ::-1] if flip else w).transpose(2, 1, 0))  # a convolution with this weight
+    return _product(_padded(ct, 1), _padded(back, 2), tiles, None, None, plain)
 
 
 def _check(x: mx.array, w: mx.array, tiles: TapTiles, channels: int) -> None:
@@ -247,15 +249,12 @@ def _check(x: mx.array, w: mx.array, tiles: TapTiles, channels: int) -> None:
 def _product(
     x: mx.array,
     w: mx.array,
-    outs: int,
     tiles: TapTiles,
     bias: mx.array | None,
     active: int | mx.array | None,
-    *,
-    grad: int,
-    flip: int,
     plain: bool,
 ) -> mx.array:
+    outs = w.shape[0]
     if bias is not None and bias.shape != (outs,):
         raise ShapeError(f"bias has shape {tuple(bias.shape)}, wanted {(outs,)}")
     dtype, (n, red) = x.dtype, x.shape
@@ -268,20 +267,19 @@ def _product(
     start = unread() if bias is None else bias.astype(mx.float32)
     rows = tiles.size if active is None else active
     places, taps = tiles.rows.shape[0], tiles.nbr.shape[-2]
-    sizes = (n, tiles.size, places, taps, red, outs, w.shape[2], flip, int(bias is not None), rows)
+    sizes = (n, tiles.size, places, taps, red, outs, int(bias is not None), rows)
     dims = (*sizes, int(plain), *tiles.steps)
     prepare = _forward_call if isinstance(rows, int) else _forward_call.__wrapped__
-    call = prepare(factory(), dtype, tile, grad, fp32_mode(dtype), dims)
+    call = prepare(factory(), dtype, tile, fp32_mode(dtype), dims)
     return call([x, w, start, tiles.nbr, tiles.rows, tiles.masks])[0]
 
 
 # What follows from sizes alone is derived once: a call from Python costs as much as a small kernel.
 @functools.lru_cache(maxsize=2048)
 def _forward_call(
-    make: Factory, dtype: mx.Dtype, tile: Tile, grad: int, exact: int, dims: tuple[int | mx.array, ...]
+    make: Factory, dtype: mx.Dtype, tile: Tile, exact: int, dims: tuple[int | mx.array, ...]
 ) -> Callable[[Sequence[mx.array]], list[mx.array]]:
     _, size, places, _, _, outs = (int(v) for v in dims[:6])
-    right = ((tile.BK, tile.BN), True) if grad else ((tile.BN, tile.BK), False)
     return ready(
         "conv_tiles",
         dims,
@@ -289,21 +287,17 @@ def _forward_call(
         (places // tile.BM, blocks(outs, tile.BN), 1),
         tile.threads,
         dtype=dtype,
-        group_bytes=_bytes(dtype, tile.STAGES, (tile.BM, tile.BK), False, *right),
+        group_bytes=_bytes(dtype, tile.STAGES, (tile.BM, tile.BK), (tile.BN, tile.BK), False),
         fit=tile.FIT,
         EXACT=exact,
-        GRAD=grad,
         **tile.sizes(),
     )
 
 
-def _bytes(dtype: mx.Dtype, stages: int, a: tuple[int, int], a_k: bool, b: tuple[int, int], b_k: bool) -> int:
+def _bytes(dtype: mx.Dtype, stages: int, a: tuple[int, int], b: tuple[int, int], k_rows: bool) -> int:
     """Threadgroup memory of the buffers of two tiles; mirrors tile_ld of kernels/tile.h."""
-
-    def length(columns: int, k_rows: bool) -> int:
-        return columns + (8 if dtype.size == 4 and k_rows else 16 // dtype.size)
-
-    return stages * dtype.size * (a[0] * length(a[1], a_k) + b[0] * length(b[1], b_k))
+    more = 8 if dtype.size == 4 and k_rows else 16 // dtype.size
+    return stages * dtype.size * sum(rows * (columns + more) for rows, columns in (a, b))
 
 
 def weight_grad(ct: mx.array, x: mx.array, tiles: TapTiles, *, plain: bool = False) -> mx.array:
@@ -349,7 +343,7 @@ def _grad_call(
         (runs, taps, pieces),
         tile.threads,
         dtype=dtype,
-        group_bytes=_bytes(dtype, tile.STAGES, (tile.BK, tile.BM), True, (tile.BK, tile.BN), True),
+        group_bytes=_bytes(dtype, tile.STAGES, (tile.BK, tile.BM), (tile.BK, tile.BN), True),
         fit=tile.FIT,
         EXACT=exact,
         **shape,

@@ -142,16 +142,20 @@ SHAPES = {
     "one_tap": {"ci": 8, "co": 8, "kernel": (1, 1, 1), "n": sized(60, 2000)},
     "125_taps": {"ci": 4, "co": 4, "kernel": (5, 5, 5), "n": sized(40, 800)},
     "96_to_128_channels": {"ci": 96, "co": 128, "kernel": (1, 3, 1), "n": sized(40, 5000)},
+    "results_past_the_buffers": {"ci": 16, "co": 72, "kernel": (1, 1, 3), "n": sized(60, 5000)},
     "three_stages": {"ci": 32, "co": 32, "kernel": (3, 1, 1), "n": sized(60, 5000)},
 }
-THREE = {2: tiles.Tile(64, 32, 32, 2, 2, 3), 4: tiles.Tile(64, 32, 16, 2, 2, 3)}
+TILES = {  # that the tables of tiles do not have for every backend
+    "three_stages": {2: tiles.Tile(64, 32, 32, 2, 2, 3), 4: tiles.Tile(64, 32, 16, 2, 2, 3)},
+    "results_past_the_buffers": {2: tiles.Tile(128, 128, 16, 2, 2, 2), 4: tiles.Tile(128, 64, 16, 2, 2, 2)},
+}
 
 CASES: dict[str, Case] = {}
 for _name, _dtype in DTYPES.items():
     for _shape, _options in SHAPES.items():
         if _name != "f32" and not LARGE and _shape in ("one_site", "125_taps", "one_tap"):
             continue  # what differs there does not depend on the dtype
-        more = {"tile": THREE[_dtype.size]} if _shape == "three_stages" else {}
+        more = {"tile": TILES[_shape][_dtype.size]} if _shape in TILES else {}
         CASES[f"{_shape}-{_name}"] = partial(check, _dtype, **_options, **more)
     CASES[f"empty-{_name}"] = partial(empty, _dtype)
     CASES[f"out_of_range-{_name}"] = partial(out_of_range, _dtype)

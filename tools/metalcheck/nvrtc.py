@@ -36,11 +36,11 @@ def sources() -> Iterator[tuple[str, str]]:
         for kind, exact in itertools.product(floats, modes):
             if exact and kind != "float":
                 continue
-            for values in shapes(name, 4 if kind == "float" else 2):
+            for values in shapes(name, 4 if kind == "float" else 2, exact):
                 yield source(name, kernel, kind, {**values, "EXACT": exact})
 
 
-def shapes(name: str, itemsize: int) -> Iterator[dict[str, int]]:
+def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
     """Template values besides T and EXACT."""
     dtype = mx.float32 if itemsize == 4 else mx.float16
     if name == "block_gemm":
@@ -58,9 +58,8 @@ def shapes(name: str, itemsize: int) -> Iterator[dict[str, int]]:
         yield {}
         return
     table = kernel_tiles.FORWARD if name == "conv_tiles" else kernel_tiles.WEIGHT_GRAD
-    for _, tile in table[True, itemsize]:
-        for grad in range(2 if name == "conv_tiles" else 1):
-            yield {**tile._asdict(), "GRAD": grad}  # FIT with them
+    for _, tile in table.get((True, itemsize, exact)) or table[True, itemsize, 0]:
+        yield tile._asdict()
 
 
 def source(name: str, kernel: library.Kernel, kind: str, values: dict[str, int]) -> tuple[str, str]:
