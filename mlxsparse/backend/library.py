@@ -255,7 +255,8 @@ def launch(
 ) -> list[mx.array]:
     """Run kernel `name` on `groups` threadgroups of `threads` threads; arrays of `shapes`.
 
-    inputs: as KERNELS lists them, without dims. dims: the kernel's sizes, integers or 0-d int32 arrays.
+    inputs: as KERNELS lists them, without dims. dims: the kernel's sizes, integers or int32 arrays
+    of one or more of them.
     dtype: the template parameter T. init: what every output holds before, and where nothing is launched.
     group_bytes: threadgroup memory, where it can pass STATIC_BYTES on CUDA. fit: threadgroups that one
     core shall hold, which limits registers on CUDA; 0: as the compiler finds.
