@@ -28,6 +28,7 @@ import mlx.optimizers
 import numpy as np
 
 import mlxsparse as ms
+from benchmarks import gpu_static
 from benchmarks.gpu_cases import BLOCKS, CHANNELS, CLASSES, CLOUDS, IN_CHANNELS, LEVELS, measure
 from mlxsparse.models.minkunet import MinkUNet, ModelArgs
 
@@ -188,6 +189,7 @@ def networks(cloud: Cloud) -> Iterator[tuple[str, Callable[[], Result]]]:
     yield "fp16 MinkUNet inference, maps and all", lambda: infer(False)
     yield "fp16 MinkUNet inference, maps cached", lambda: infer(True)
     yield "fp16 MinkUNet training step", train
+    yield from gpu_static.cases(cloud.name, np.array(cloud.coords), cloud.batch_size)
 
 
 def ceilings() -> Iterator[tuple[str, Callable[[], Result]]]:
@@ -260,7 +262,7 @@ def main() -> int:
             return
         found["peak MiB"] = mx.get_peak_memory() // 2**20
         figures[name] = found
-        other = others.get(name)
+        other = others.get(name.partition(", compiled")[0])
         beside, ratio = "", ""
         if other:
             beside = f"{other['sync']:.3f} ({other['chain']:.3f})"

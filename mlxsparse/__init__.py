@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from . import backend, blocks, blocksparse, errors, nn, ops
+from .compiled import bucket, compile
 from .coords import CoordinateManager, CoordinateMapKey, Kernel, KernelMap
 from .ops.storage import load, save
 from .ops.voxel import Voxels, coalesce, voxelize
 from .tensor import SparseTensor
-from .transforms import checkpoint, compile
+from .transforms import checkpoint
 
 __version__ = "0.1.0"
 
@@ -21,6 +22,7 @@ __all__ = [
     "backend",
     "blocks",
     "blocksparse",
+    "bucket",
     "checkpoint",
     "coalesce",
     "compile",

@@ -9,14 +9,14 @@ from typing import Any, NoReturn
 import mlx.core as mx
 import numpy as np
 
-from .backend import host
+from .backend import executor, host
+from .backend.features import FLOATS, as_features, zero_padding
+from .backend.status import clear, combined, raise_for
 from .coords import CoordinateManager, CoordinateMapKey, default_manager
 from .coords.geometry import Triple, TripleLike, triple
 from .coords.keys import check_coordinates
 from .errors import CapacityError, DTypeError, IdentityError, ShapeError, TracedOnHostError
 
-FLOATS = (mx.float32, mx.float16, mx.bfloat16)
-_NUMPY_FLOATS = (np.float32, np.float16)
 _LEAVES = "coords feats active_rows batch_counts status stride batch_size spatial_shape".split()
 _HINT = (
     "SparseTensor is not an array: use the layer of mlxsparse.nn with the same name (nn.Linear, "
@@ -30,7 +30,8 @@ def _arithmetic(symbol: str, function: Callable[[Any, Any], Any]) -> Any:
     def method(self: SparseTensor, other: Any) -> SparseTensor:
         if isinstance(other, SparseTensor):
             require_same_key(self, other, symbol)
-            return self.replace(function(self.feats, other.feats))
+            clean = symbol != "/" and self.clean and other.clean
+            return self.replace(function(self.feats, other.feats), clean=clean).noting(other)
         if isinstance(other, (int, float)) or (isinstance(other, mx.array) and other.size == 1):
             return self.replace(function(self.feats, other))
         raise DTypeError(
@@ -85,7 +86,7 @@ class SparseTensor(tuple):
     ) -> SparseTensor:
         if feats is None and not isinstance(coords, (mx.array, np.ndarray)):
             return cls._rebuild(coords)
-        feats = _check_feats(feats)
+        feats = as_features(feats)
         if key is not None:
             if coords is not key.coords or any(
                 v is not None for v in (active_rows, batch_size, spatial_shape)
@@ -118,13 +119,16 @@ class SparseTensor(tuple):
         return made
 
     @classmethod
-    def _of(cls, key: CoordinateMapKey, feats: mx.array) -> SparseTensor:
-        """Tensor on an existing key; padding rows of feats become 0."""
+    def _of(
+        cls, key: CoordinateMapKey, feats: mx.array, *sources: SparseTensor, clean: bool = False
+    ) -> SparseTensor:
+        """Tensor on an existing key; padding rows become 0 (or are: clean), errors of `sources` stay."""
         if feats.ndim != 2 or feats.shape[0] != key.capacity:
             raise ShapeError(f"feats must have shape ({key.capacity}, C) to fit its sites, got {feats.shape}")
-        if key.count < key.capacity:
-            feats = zero_padding(feats, key.active_rows)
-        arrays = (key.coords, feats, key.active_rows, key.batch_counts, key.status)
+        if not key.full and not clean:
+            feats = mx.where(key.live, feats, mx.zeros((), feats.dtype))
+        status = combined(key.status, *(x.status for x in sources))
+        arrays = (key.coords, feats, key.active_rows, key.batch_counts, status)
         return cls._make((*arrays, key.stride, key.batch_size, key.spatial_shape), key, key.manager)
 
     @classmethod
@@ -140,16 +144,10 @@ class SparseTensor(tuple):
 
     @classmethod
     def _traced(
-        cls,
-        coords: mx.array,
-        feats: mx.array,
-        stride: TripleLike,
-        active_rows: int | mx.array | None,
-        batch_counts: mx.array | None,
-        batch_size: int | None,
-        spatial_shape: TripleLike | None,
+        cls, coords: mx.array, feats: mx.array, stride: TripleLike, active_rows: int | mx.array | None,
+        batch_counts: mx.array | None, batch_size: int | None, spatial_shape: TripleLike | None,
         manager: CoordinateManager,
-    ) -> SparseTensor:
+    ) -> SparseTensor:  # fmt: skip
         """Construction inside a trace: nothing is read, so nothing is validated."""
         if batch_size is None:
             raise TracedOnHostError(
@@ -165,7 +163,7 @@ class SparseTensor(tuple):
             zero_padding(feats, rows) if active_rows is not None else feats,
             rows,
             batch_counts,
-            mx.zeros((2,), mx.int32),
+            clear(),
             triple(stride, "stride", least=1),
             batch_size,
             None if spatial_shape is None else triple(spatial_shape, "spatial_shape", least=0),
@@ -195,7 +193,7 @@ class SparseTensor(tuple):
 
     @property
     def status(self) -> mx.array:
-        """(2,) int32: overflow bits, and the row count that would have been needed."""
+        """(5,) int32: error bits; rows that the first overflow needed, and its stride. See `check`."""
         return tuple.__getitem__(self, 4)
 
     @property
@@ -231,31 +229,53 @@ class SparseTensor(tuple):
     def key(self) -> CoordinateMapKey:
         """Identity of the rows. A tensor that MLX rebuilt gets a fresh one at first use."""
         if self._key is None:
-            rows = int(host.view(self.active_rows))
-            self._key = self._manager.adopt(
-                self.coords, self.stride, rows, self.batch_size, self.spatial_shape
-            )
+            rows, place = self.active, (self.stride, self.batch_size, self.spatial_shape)
+            if isinstance(rows, int):
+                self._key = self._manager.adopt(self.coords, rows, *place)
+            else:
+                self._key = self._manager.adopt_traced(self.coords, rows, self.status, *place)
         return self._key
 
     @property
+    def active(self) -> int | mx.array:
+        """Active rows as an int, or as a scalar array where the device alone knows them."""
+        if self._key is not None:
+            return self._key.active
+        try:
+            return int(host.view(self.active_rows))
+        except TracedOnHostError:
+            if executor() == "host":
+                raise
+            return self.active_rows
+
+    @property
+    def clean(self) -> bool:
+        """Whether padding rows are known to be 0; a tensor that MLX put together can hold anything."""
+        return self._key is not None and not self._key.rebuilt
+
+    @property
     def num_active(self) -> int:
-        """Number of active rows as a Python int (known without a read when the key is)."""
+        """Number of active rows as a Python int; read from the device where only that knows it."""
         return self._key.count if self._key is not None else int(host.view(self.active_rows))
 
     # ------------------------------------------------------------ derived tensors
 
-    def replace(self, feats: mx.array) -> SparseTensor:
-        """The same sites (same key) with other features (capacity, C)."""
-        feats = _check_feats(feats)
+    def replace(self, feats: mx.array, *, clean: bool = False) -> SparseTensor:
+        """The same sites (same key) with other features (capacity, C); clean: they are 0 in padding rows."""
+        feats = as_features(feats)
         if self._key is not None:
-            return SparseTensor._of(self._key, feats)
+            return SparseTensor._of(self._key, feats, self, clean=clean)
         if feats.shape[0] != self.capacity:
-            raise ShapeError(
-                f"feats must have {self.capacity} rows to fit its coordinates, got {feats.shape}"
-            )
+            raise ShapeError(f"feats must have {self.capacity} rows to fit its sites, got {feats.shape}")
         leaves = list(self)
         leaves[1] = zero_padding(feats, self.active_rows)
         return SparseTensor._make(leaves, None, self._manager)
+
+    def noting(self, *others: SparseTensor) -> SparseTensor:
+        """This tensor with the errors in the status of others too."""
+        status = combined(self.status, *(x.status for x in others))
+        leaves = [*self][:4] + [status, *[*self][5:]]
+        return self if status is self.status else SparseTensor._make(leaves, self._key, self._manager)
 
     def astype(self, dtype: mx.Dtype) -> SparseTensor:
         """The same sites with features of another float type."""
@@ -272,20 +292,22 @@ class SparseTensor(tuple):
         return SparseTensor._of(key, self.feats[: self.num_active])
 
     def with_capacity(self, n: int) -> SparseTensor:
-        """Padded to `n` rows, which outputs then keep; CapacityError if the sites do not fit."""
-        if n < self.num_active:
-            raise CapacityError(f"with_capacity({n}): the tensor has {self.num_active} active rows")
+        """Padded to `n` rows, which outputs then keep; CapacityError if the sites do not fit.
+
+        Where the device alone knows their number, that they do not fit is told by `check`.
+        """
+        rows = self.active
+        if isinstance(rows, int) and n < rows:
+            raise CapacityError(f"with_capacity({n}): the tensor has {rows} active rows")
         key = self.manager.resized(self.key, n, fixed=True)
         feats = self.feats[: min(n, self.capacity)]
         if n > self.capacity:
             feats = mx.concatenate([feats, mx.zeros((n - self.capacity, self.num_channels), self.dtype)])
-        return SparseTensor._of(key, feats)
+        return SparseTensor._of(key, feats, self)
 
     def check(self) -> SparseTensor:
         """Raise CapacityError if an operator behind this tensor overflowed its capacity; else self."""
-        bits, needed = host.view(self.status).tolist()
-        if bits:
-            raise CapacityError(f"an operator needed {needed} rows and had less; pass a larger capacity=")
+        raise_for(self.status)
         return self
 
     def batch_rows(self, b: int) -> mx.array:
@@ -315,7 +337,7 @@ class SparseTensor(tuple):
     __rtruediv__ = _arithmetic("/", lambda a, b: b / a)
 
     def __neg__(self) -> SparseTensor:
-        return self.replace(-self.feats)
+        return self.replace(-self.feats, clean=self.clean)
 
     # ------------------------------------------------------------ not a tuple
 
@@ -365,7 +387,7 @@ def require_same_key(a: SparseTensor, b: SparseTensor, name: str) -> None:
     """IdentityError unless both tensors have the same key."""
     if a._key is not None and a._key is b._key:
         return
-    if a.coords is b.coords and a._key is None and b._key is None:
+    if a.coords is b.coords and (a._key is None or b._key is None):
         return
     if any(t._key is None or t._key.rebuilt for t in (a, b)):
         raise IdentityError(
@@ -376,25 +398,3 @@ def require_same_key(a: SparseTensor, b: SparseTensor, name: str) -> None:
         f"{name} needs operands with the same key, got {a.key} and {b.key}; "
         f'join different sites with mlxsparse.ops.add(a, b, join="inner"|"left"|"outer") and its kin'
     )
-
-
-def _check_feats(feats: Any) -> mx.array:
-    check_features(feats)
-    return mx.array(np.ascontiguousarray(feats)) if isinstance(feats, np.ndarray) else feats
-
-
-def check_features(feats: Any) -> Any:
-    """`feats`, an MLX or NumPy array (n, C) of a float type that we take."""
-    if not isinstance(feats, (mx.array, np.ndarray)):
-        raise DTypeError(f"feats must be an mlx or numpy array (n, C), got {type(feats).__name__}")
-    if feats.dtype not in (_NUMPY_FLOATS if isinstance(feats, np.ndarray) else FLOATS):
-        raise DTypeError(f"feats must be float32, float16 or bfloat16, got {feats.dtype}; use .astype")
-    if feats.ndim != 2:
-        raise ShapeError(f"feats must have shape (n, C), got {tuple(feats.shape)}")
-    return feats
-
-
-def zero_padding(feats: mx.array, active_rows: mx.array) -> mx.array:
-    """feats (capacity, C) with 0 in the rows from `active_rows` on, whatever they held."""
-    live = (mx.arange(feats.shape[0]) < active_rows)[:, None]
-    return mx.where(live, feats, mx.zeros((), feats.dtype))

@@ -1,7 +1,7 @@
 """MLX's function transformations, with the identity of sparse tensors kept.
 
 MLX takes a SparseTensor apart into arrays and builds a new one from them, so its key is lost under
-plain `mx.compile` and `mx.checkpoint`. These put it back.
+plain `mx.compile` and `mx.checkpoint`. These put it back; `compile` is in compiled.py.
 """
 
 from __future__ import annotations
@@ -13,28 +13,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn
 
-from .backend import executor, trace
 from .coords import CoordinateMapKey
 from .tensor import SparseTensor
-
-
-def compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, compiled where the device compiles.
-
-    Coordinates are derived on the host, so the function runs eagerly and the trace
-    (``MLXSPARSE_TRACE=1``) says so; status bits of the results are checked after each call.
-    """
-
-    @wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        executor()
-        name = getattr(function, "__name__", type(function).__name__)
-        trace(f"compile: {name} runs eagerly: coordinates are derived on the host", once=True)
-        result = function(*args, **kwargs)
-        _visit(result, lambda x: x.check())
-        return result
-
-    return run
 
 
 def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -184,8 +184,8 @@ def test_capacity():
     assert ms.ops.conv3d(wide, w, stride=2).capacity == 7
     with pytest.raises(CapacityError, match="capacity="):
         ms.ops.conv3d(wide, mx.ones((1, 3, 3, 3, 2)))
-    with pytest.raises(CapacityError, match="too small"):
-        ms.ops.conv3d(wide, mx.ones((1, 3, 3, 3, 2)), capacity=5)
+    with pytest.raises(CapacityError, match="too small|rows and had less"):
+        ms.ops.conv3d(wide, mx.ones((1, 3, 3, 3, 2)), capacity=5).check()
     assert ms.ops.conv3d(wide, mx.ones((1, 3, 3, 3, 2)), capacity=200).capacity == 200
 
 

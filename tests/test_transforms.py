@@ -78,19 +78,6 @@ def test_operators_refuse_a_trace_on_the_host(x):
             mx.compile(lambda x: ms.ops.subm_conv3d(x, w))(x)
 
 
-def test_mlxsparse_compile_runs_and_says_so(x, capfd, monkeypatch):
-    monkeypatch.setenv("MLXSPARSE_TRACE", "1")
-    w = weight(4, 3, 4)
-
-    @ms.compile
-    def step(x):
-        return ms.ops.subm_conv3d(x, w) + x
-
-    y = step(x)
-    assert y.key is x.key
-    assert "step runs eagerly: coordinates are derived on the host" in capfd.readouterr().err
-
-
 def test_plain_checkpoint_gradients_and_lost_identity(x):
     w = weight(4, 3, 4)
 

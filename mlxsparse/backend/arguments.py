@@ -25,14 +25,31 @@ def padded(a: mx.array) -> mx.array:
 
 
 def sizes(name: str, values: Sequence[int | mx.array]) -> mx.array:
-    """The `dims` of kernel `name`: integers, or 0-d arrays where they are not known on the host."""
+    """The `dims` of kernel `name`: integers, or int32 arrays of one or more of them."""
     if set(map(type, values)) == {int}:
         return _constant(name, tuple(values))
+    known: list[int] = []
+    arrays: list[tuple[int, mx.array]] = []  # (place of its first, array)
     for v in values:
-        if not isinstance(v, mx.array):
-            _check_size(name, int(v))
-    parts = [v.astype(mx.int32) if isinstance(v, mx.array) else mx.array(v, dtype=mx.int32) for v in values]
-    return mx.stack([*parts, *(mx.array(0, dtype=mx.int32) for _ in range(SMALL - len(values)))])
+        if isinstance(v, mx.array):
+            arrays.append((len(known), v.astype(mx.int32).reshape(-1)))
+            known += [0] * v.size
+        else:
+            known.append(int(v))
+    total = _constant(name, tuple(known))
+    # Sums, which MLX fuses inside a trace, in place of a copy for each number.
+    for first, v in arrays:
+        if v.size == 1:
+            total = total + v * _one(first, total.size)
+        else:
+            total = total + mx.pad(v, (first, total.size - first - v.size))
+    return total
+
+
+@functools.lru_cache(maxsize=1024)
+def _one(place: int, size: int) -> mx.array:
+    """`size` zeros but for a 1 at `place`."""
+    return mx.array([int(i == place) for i in range(size)], dtype=mx.int32)
 
 
 @functools.lru_cache(maxsize=4096)

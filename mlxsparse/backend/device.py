@@ -54,7 +54,7 @@ def info() -> dict[str, Any]:
     """What runs where: MLX version, default device, executor, host threads and their BLAS control."""
     from importlib.metadata import version
 
-    from . import fast, host
+    from . import fast, host, tuning
 
     try:
         name = executor()
@@ -70,4 +70,5 @@ def info() -> dict[str, Any]:
         "host_threads": host.num_threads(),
         "blas_threads": host.blas_control(),
         "fast": fast.available(),
+        "tuning_table": str(tuning.table_path()) if tuning.table_path().exists() else None,
     }

@@ -43,8 +43,9 @@ def require_values(a: mx.array) -> None:
         if "during function transformations" not in str(error):
             raise
         raise TracedOnHostError(
-            "a CPU-device operator met a traced array, which has no value yet: on the CPU device use "
-            "mlxsparse.compile (it runs the function eagerly) in place of mx.compile, and no mx.vmap"
+            "an operator that needs values met a traced array, which has none yet: on the CPU device use "
+            "mlxsparse.compile (it runs the function eagerly) in place of mx.compile, on a GPU call the "
+            "operator outside the compiled function, and no mx.vmap"
         ) from None
 
 

@@ -209,10 +209,10 @@ def parents(coords: mx.array, stride: Triple) -> mx.array:
     _check_positive("stride", stride)
     if coords.shape[0] == 0:
         return filled((0, 4), 0, mx.int32)
-    return sorted_unique(mx.concatenate([coords[:, :1], _floor_divide(coords[:, 1:], stride)], axis=1))
+    return sorted_unique(mx.concatenate([coords[:, :1], floor_divide(coords[:, 1:], stride)], axis=1))
 
 
-def _floor_divide(c: mx.array, stride: Triple) -> mx.array:
+def floor_divide(c: mx.array, stride: Triple) -> mx.array:
     s = mx.array(stride, dtype=mx.int32)
     quotient = c // s
     # MLX rounds a negative quotient down or towards zero, depending on the backend: the remainder tells.

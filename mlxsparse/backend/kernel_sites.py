@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CapacityError
-from .kernel_coords import NeighbourMap, Triple, flagged, running_sums
+from .kernel_coords import NeighbourMap, Triple, flagged, floor_divide, running_sums
 from .library import MAX_THREADS, blocks, check_coords, filled, launch, read_ints
 
 MAX_CANDIDATES = 2**31 - 1
@@ -74,6 +74,35 @@ def reached_extent(
     return Extent((low[0], low[1], low[2]), (span[0], span[1], span[2]), extent.batch_size)
 
 
+def box_of(coords: mx.array, live: mx.array) -> mx.array:
+    """(2, 3) int32 least and largest x, y, z of the live rows; zeros where there are none. Reads nothing."""
+    if coords.shape[0] == 0:
+        return mx.zeros((2, 3), mx.int32)
+    sites = coords[:, 1:]
+    low = mx.where(live, sites, 2**30).min(axis=0)
+    high = mx.where(live, sites, -(2**30)).max(axis=0)
+    return mx.where(low > high, 0, mx.stack([low, high])).astype(mx.int32)
+
+
+def reached_box(
+    box: mx.array, size: Triple, stride: Triple, padding: Triple, dilation: Triple, forward: bool
+) -> mx.array:
+    """`reached_extent` of a (2, 3) box on the device."""
+    reach = [(k - 1) * d for k, d in zip(size, dilation)]
+    none = [0, 0, 0]
+    pad = mx.array(padding, mx.int32)
+    if forward:
+        ends = box + pad - mx.array([reach, none], mx.int32)
+        return ends if stride == (1, 1, 1) else floor_divide(ends, stride)
+    return box * mx.array(stride, mx.int32) - pad + mx.array([none, reach], mx.int32)
+
+
+def box_is_wide(box: mx.array, batch_size: int) -> mx.array:
+    """bool: the box has too many cells to be numbered (or wrapped round)."""
+    span = (box[1] - box[0]).astype(mx.float32) + 1
+    return (mx.prod(span) * max(batch_size, 1) > 2.0**62) | mx.any(span < 1)
+
+
 def candidates(size: Triple, stride: Triple, dilation: Triple, forward: bool) -> Triple:
     """Candidates of one site along each axis (kernels/site_keys.metal)."""
     x, y, z = (-(-k // s) if forward and d == 1 else k for k, s, d in zip(size, stride, dilation))
@@ -82,7 +111,7 @@ def candidates(size: Triple, stride: Triple, dilation: Triple, forward: bool) ->
 
 def reached(
     coords: mx.array,
-    extent: Extent,
+    extent: Extent | mx.array,
     size: Triple,
     stride: Triple,
     padding: Triple = (0, 0, 0),
@@ -94,8 +123,8 @@ def reached(
 ) -> Reached:
     """Sites o of ``c = o * s - p + k * d`` (forward) or ``o = c * s - p + k * d`` in [0, bounds): sorted.
 
-    coords (N, 4) int32, extent of what is reached (`reached_extent`), which must fit. capacity: rows of the
-    result; without it their count is read.
+    coords (N, 4) int32, extent of what is reached (`reached_extent`), which must fit, or its (2, 3) box on
+    the device. capacity: rows of the result; without it their count is read.
     """
     check_coords("coords", coords)
     each = candidates(size, stride, dilation, forward)
@@ -115,8 +144,13 @@ def reached(
     # A bound of 0 admits nothing, which the kernel would read as no bound.
     closed = bounds is not None and 0 in bounds
     dims = [coords.shape[0], int(forward), *each, *size, *stride, *padding, *dilation, *limits]
-    dims += [*extent.low, *extent.span]
-    keys, status = launch("site_keys", [coords], dims, [(n,), (8,)], (blocks(n, MAX_THREADS), 1, 1), init=0)
+    box: list[int | mx.array]
+    if isinstance(extent, mx.array):
+        box, cells = [extent[0], mx.maximum(extent[1] - extent[0] + 1, 1)], MAX_KEY
+    else:
+        box, cells = [*extent.low, *extent.span], math.prod(extent.span) * max(extent.batch_size, 1)
+    groups = (blocks(n, MAX_THREADS), 1, 1)
+    keys, status = launch("site_keys", [coords], [*dims, *box], [(n,), (8,)], groups, init=0)
     if closed:
         keys = mx.bitwise_invert(mx.zeros_like(keys))
     live: mx.array | None = None
@@ -127,7 +161,6 @@ def reached(
             none = filled((0,), 0, mx.int32)
             return Reached(filled((0, 4), 0, mx.int32), mx.array(0, mx.int32), status[0], none, none)
         keys = keys[live]
-    cells = math.prod(extent.span) * max(extent.batch_size, 1)
     # Half as many bits are sorted faster; all ones stay the largest.
     order = mx.argsort(keys.astype(mx.uint32) if cells < 2**32 else keys).astype(mx.int32)
     ranked = keys[order]
@@ -136,9 +169,8 @@ def reached(
     outside: int | mx.array = status[0]
     if capacity is None:
         capacity, outside = read_ints(places[-1], status[0])
-    dims = [n, capacity, *extent.low, *extent.span]
     groups = (blocks(max(n, capacity), MAX_THREADS), 1, 1)
-    sites = launch("key_sites", [ranked, places], dims, [(capacity, 4)], groups)[0]
+    sites = launch("key_sites", [ranked, places], [n, capacity, *box], [(capacity, 4)], groups)[0]
     return Reached(sites, places[-1], outside, order if live is None else live[order], places)
 
 

@@ -268,7 +268,7 @@ def ready(
 ) -> Callable[[Sequence[mx.array]], list[mx.array]]:
     """Kernel `name` on `groups` threadgroups of `threads` threads, as a function of its inputs.
 
-    dims: the kernel's sizes, integers or 0-d int32 arrays. shapes: of the outputs.
+    dims: the kernel's sizes, integers or int32 arrays of one or more of them. shapes: of the outputs.
     dtype: the template parameter T. init: what every output holds before, and where nothing is launched.
     group_bytes: threadgroup memory, where it can pass STATIC_BYTES on CUDA. fit: threadgroups that one
     core shall hold, which limits registers on CUDA; 0: as the compiler finds.

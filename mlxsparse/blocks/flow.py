@@ -109,7 +109,7 @@ class _Wire(SparseTensor):
         wire: _Wire = made
         return wire
 
-    def replace(self, feats: mx.array) -> SparseTensor:
+    def replace(self, feats: mx.array, *, clean: bool = False) -> SparseTensor:
         return _Wire.of(self._flow, self.key, feats)
 
     def astype(self, dtype: mx.Dtype) -> SparseTensor:

@@ -13,12 +13,12 @@ import mlx.core as mx
 from .. import __version__
 from ..backend import executor
 from ..errors import DeviceError, MLXSparseError
-from . import demo, info, prune, segment, train, view
+from . import demo, info, prune, segment, train, tune, view
 from .common import UsageError
 
 #: A command is a module with a docstring, whose first line is its help, add_arguments(parser) and
 #: run(options) -> status.
-COMMANDS = (demo, train, segment, view, prune, info)
+COMMANDS = (demo, train, segment, view, prune, info, tune)
 
 
 class Parser(argparse.ArgumentParser):

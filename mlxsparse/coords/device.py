@@ -19,6 +19,7 @@ from ..engine.device_map import DeviceMap, Side, submanifold
 from ..engine.index import LIMIT, build_index
 from ..engine.sorting import bounds_of
 from ..errors import CapacityError, CoordinateRangeError, MLXSparseError
+from . import static
 from .geometry import Kernel, Triple, multiply
 from .keys import PADDING, Ahead, CoordinateMapKey, Record, check_duplicates, check_range, host_rows
 
@@ -86,13 +87,15 @@ def derived(
     bounds: Triple | None,
     capacity: int | None,
 ) -> Record:
-    """Record of a created set; its count is read."""
+    """Record of a created set; its count is read, but for one made from a set of fixed capacity."""
+    # Where the host knows that the sites lie too far apart to be numbered, it reads the count after all.
+    bound = static.reached(key._record, kernel, support)
+    numbered = key._record._extent is None or (bound is not None and bound.fits)
+    if key.fixed_capacity and capacity is not None and numbered:
+        return static.derived(key, kernel, support, lattice, bounds, capacity)
     source = key._record
     forward = support != "generative"
-    if support == "parents":
-        size, stride, padding, dilation = kernel.stride, kernel.stride, (0, 0, 0), (1, 1, 1)
-    else:
-        size, stride, padding, dilation = kernel.size, kernel.stride, kernel.padding, kernel.dilation
+    size, stride, padding, dilation = static.geometry(kernel, support)
     extent = kernel_sites.reached_extent(source.extent, size, stride, padding, dilation, forward)
     within = None if support == "parents" else bounds
     if kernel_bits.worthwhile(extent, source.coords.shape[0]) and 0 not in (within or ()):
@@ -215,7 +218,7 @@ def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
             made = kernel_bits.submanifold_map(source.coords, source.marks, kernel.size, kernel.dilation)
             source.marks = None  # more memory than a hash table, and most sets need no other map
         begin(made)
-        return submanifold(lambda: made, rows_in, source.count, kernel.size)
+        return submanifold(lambda: made, rows_in, source.active, kernel.size)
     if known is not None and known[0]() is target:
         found = kernel_sites.window_map(source.coords, known[1]._replace(sites=target.coords), kernel.stride)
     else:
@@ -224,8 +227,8 @@ def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
         )
     begin(*found)
     return DeviceMap(
-        Side(lambda: found.nbr, rows_in, kernel.size, target.count),
-        Side(lambda: found.back, rows_out, kernel.size, source.count),
-        source.count,
-        target.count,
+        Side(lambda: found.nbr, rows_in, kernel.size, target.active),
+        Side(lambda: found.back, rows_out, kernel.size, source.active),
+        source.active,
+        target.active,
     )

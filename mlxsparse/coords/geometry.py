@@ -88,6 +88,11 @@ class Kernel:
         return self.size == self.stride and self.padding == (0, 0, 0) and self.dilation == (1, 1, 1)
 
     @property
+    def reaches_one(self) -> bool:
+        """Every input reaches at most one output of a strided operator."""
+        return all(k == 1 or (k <= s and d == 1) for k, s, d in zip(self.size, self.stride, self.dilation))
+
+    @property
     def is_centred(self) -> bool:
         """Stride 1, odd sizes, as much reach on both sides: tap t undoes tap T - 1 - t."""
         return self.stride == (1, 1, 1) and all(

@@ -13,7 +13,11 @@ from ..backend.device import executor
 from ..backend.host import require_values, to_mlx, view
 from ..backend.kernel_bits import Marked
 from ..backend.kernel_coords import CoordTable, hash_table
-from ..backend.kernel_sites import Extent, Reached, extent_of
+from ..backend.kernel_items import item_segments
+from ..backend.kernel_rows import Segments
+from ..backend.kernel_sites import Extent, Reached, box_of, extent_of
+from ..backend.library import begin
+from ..backend.status import clear
 from ..engine.index import LIMIT, CoordIndex, build_index
 from ..engine.sorting import Bounds, Packed
 from ..errors import CapacityError, CoordinateRangeError, DTypeError, DuplicateCoordinatesError, ShapeError
@@ -45,22 +49,24 @@ class Record:
     def __init__(
         self,
         coords: mx.array,
-        count: int,
+        count: int | mx.array,
         stride: Triple,
         batch_size: int,
         counts: np.ndarray | None,
         spatial_shape: Triple | None,
         fixed_capacity: bool,
         extent: Extent | None = None,
+        status: mx.array | None = None,
     ):
         self.coords = coords
-        self.count = count
+        self.known = None if isinstance(count, mx.array) else count  # rows, where the host knows them
         self.stride = stride
         self.batch_size = batch_size
         self.spatial_shape = spatial_shape
         self.fixed_capacity = fixed_capacity
-        self.active_rows = mx.array(count, mx.int32)
-        self.status = mx.array([0, 0], mx.int32)  # these two have their values: nothing to wait for
+        # A number given by the host has its value: nothing to wait for.
+        self.active_rows = count if isinstance(count, mx.array) else mx.array(count, mx.int32)
+        self.status = clear() if status is None else status
         self.presorted = False  # rows are sorted by (batch, x, y, z)
         self.index: CoordIndex | None = None
         self.derived: dict[Rule, Record] = {}
@@ -77,6 +83,38 @@ class Record:
         self._counts = counts
         self._extent = extent
 
+    @property
+    def count(self) -> int:
+        """Active rows. Waits for them where the device alone knows them; not inside a trace."""
+        if self.known is None:
+            self.known = int(view(self.active_rows + 0))
+        return self.known
+
+    @property
+    def active(self) -> int | mx.array:
+        """Active rows as kernels take them: the number where it is known, else its array."""
+        return self.active_rows if self.known is None else self.known
+
+    @cached_property
+    def live(self) -> mx.array:
+        """(capacity, 1) bool: which rows are sites."""
+        live = (mx.arange(self.coords.shape[0]) < self.active_rows)[:, None]
+        begin(live)
+        return live
+
+    @cached_property
+    def items(self) -> Segments:
+        """Rows of each batch item, on a GPU."""
+        return item_segments(self.coords[:, 0], self.batch_size, ascending=self.presorted)
+
+    @cached_property
+    def box(self) -> mx.array:
+        """(2, 3) int32 least and largest x, y, z of the active rows, on the device."""
+        if self._extent is not None:
+            low, span = np.array(self._extent.low), np.array(self._extent.span)
+            return mx.array(np.stack([low, low + span - 1]).astype(np.int32))
+        return box_of(self.coords, self.live)
+
     def rows(self) -> np.ndarray:
         """(count, 4) int32 active coordinates on the host."""
         return host_rows(self.coords)[: self.count]
@@ -92,7 +130,7 @@ class Record:
     @cached_property
     def batch_counts(self) -> mx.array:
         """(B,) int32 rows of each batch item."""
-        if self._counts is None and self.batch_size <= 256:
+        if self._counts is None and (self.known is None or self.batch_size <= 256):
             items = mx.arange(self.batch_size, dtype=mx.int32)
             # Not begun: few calls read it.
             return (self.coords[:, :1] == items[None]).sum(axis=0).astype(mx.int32)
@@ -169,6 +207,31 @@ class CoordinateMapKey:
         return self._record.fixed_capacity
 
     @property
+    def active(self) -> int | mx.array:
+        """Active rows: an int where the host knows them, else a scalar array."""
+        return self._record.active
+
+    @property
+    def live(self) -> mx.array:
+        """(capacity, 1) bool: which rows are sites."""
+        return self._record.live
+
+    @property
+    def static(self) -> bool:
+        """Whether operators on these rows read nothing on the host: a fixed capacity on a GPU."""
+        return self._record.fixed_capacity and executor() == "kernel"
+
+    @property
+    def items(self) -> Segments:
+        """Rows of each batch item, on a GPU."""
+        return self._record.items
+
+    @property
+    def full(self) -> bool:
+        """Whether the host knows that there is no padding."""
+        return self._record.known == self.capacity
+
+    @property
     def batch_counts(self) -> mx.array:
         return self._record.batch_counts
 
@@ -194,7 +257,8 @@ class CoordinateMapKey:
             return self._record.index
 
     def __repr__(self) -> str:
-        return f"CoordinateMapKey(sites={self.count}, stride={self.stride}, batch_size={self.batch_size})"
+        sites = "on the device" if self._record.known is None else self._record.known
+        return f"CoordinateMapKey(sites={sites}, stride={self.stride}, batch_size={self.batch_size})"
 
 
 # Live records by the buffer of their coordinates. A record keeps its buffer alive, so an address

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -24,7 +25,7 @@ from ..engine.device_map import DeviceMap
 from ..engine.index import LIMIT, build_index
 from ..engine.sorting import bounds_of, columns_of
 from ..errors import CapacityError, CoordinateRangeError, ShapeError
-from . import device
+from . import device, static
 from .geometry import Kernel, Triple, TripleLike, divide, multiply, parent_shape, triple
 from .kernel_map import KernelMap
 from .keys import (
@@ -118,15 +119,15 @@ class CoordinateManager:
         with self.lock:
             self._keys.add(key)
             self._built["keys"] += 1
-            if len(record.coords):
+            if len(record.coords) and record.known is not None:
                 records[buffer(record.coords)] = record
         return key
 
     def adopt(
         self,
         coords: mx.array,
-        stride: Triple,
         active_rows: int,
+        stride: Triple,
         batch_size: int,
         spatial_shape: Triple | None,
     ) -> CoordinateMapKey:
@@ -150,6 +151,17 @@ class CoordinateManager:
             )
             if not on_device:
                 check_duplicates(key.index, view(coords))
+        key.rebuilt = True
+        return key
+
+    def adopt_traced(
+        self, coords: mx.array, *leaves: Any, parent: CoordinateMapKey | None = None
+    ) -> CoordinateMapKey:
+        """A new key for coordinates whose count the host does not know: of a fixed capacity, unchecked.
+
+        leaves: active_rows, status, stride, batch_size and spatial_shape of the tensor.
+        """
+        key = self._key(static.rebuilt(coords, *leaves), parent)
         key.rebuilt = True
         return key
 
@@ -189,7 +201,7 @@ class CoordinateManager:
                 rule = ("touched", kernel)
         else:
             raise ShapeError(f'support must be "touched" or "parents", got {support!r}')
-        capacity = _derived_capacity(key, capacity, support)
+        capacity = _derived_capacity(key, capacity, support, kernel)
         rule += (capacity,)
         with self.lock:
             found = key._derived.get(rule)
@@ -202,7 +214,7 @@ class CoordinateManager:
                 record = derive(key, kernel, support, lattice, bounds, capacity)
                 key._record.derived[rule] = record
                 self._built["coordinates"] += 1
-                trace(f"coordinates {support} {key.count} -> {record.count} sites")
+                trace(f"coordinates {support} {_sites(key._record)} -> {_sites(record)}")
             else:
                 self._hits["coordinates"] += 1
             found = key._derived[rule] = self._key(record, key)
@@ -223,6 +235,8 @@ class CoordinateManager:
     def resized(self, key: CoordinateMapKey, capacity: int, *, fixed: bool) -> CoordinateMapKey:
         """A key with the active rows of `key` and another capacity; the index is shared."""
         old = key._record
+        if old.known is None:
+            return self._key(static.resized(old, capacity), key.parent)
         if executor() == "kernel":
             coords = device.padded(old.coords, old.count, capacity)
         else:
@@ -231,8 +245,9 @@ class CoordinateManager:
             rows[key.count :] = PADDING
             coords = to_mlx(rows)
         record = Record(
-            coords, old.count, old.stride, old.batch_size, old._counts, old.spatial_shape, fixed, old._extent
-        )
+            coords, old.count, old.stride, old.batch_size, old._counts, old.spatial_shape, fixed, old._extent,
+            old.status,
+        )  # fmt: skip
         record.index, record.presorted = old.index, old.presorted
         return self._key(record, key.parent)
 
@@ -254,7 +269,7 @@ class CoordinateManager:
             found = maps[place] = KernelMap(kernel, _relation(in_key, out_key, kernel))
             self._built["maps"] += 1
         pairs = "" if isinstance(found.relation, DeviceMap) else f", {found.num_pairs} pairs"
-        trace(f"kernel map {kernel.size} {in_key.count} -> {out_key.count} sites{pairs}")
+        trace(f"kernel map {kernel.size} {_sites(in_key._record)} -> {_sites(out_key._record)}{pairs}")
         return found
 
     def stats(self) -> dict[str, int]:
@@ -294,7 +309,13 @@ def default_manager() -> CoordinateManager:
     return _default
 
 
-def _derived_capacity(key: CoordinateMapKey, capacity: int | None, support: str) -> int | None:
+def _sites(record: Record) -> str:
+    return f"at most {len(record.coords)} sites" if record.known is None else f"{record.known} sites"
+
+
+def _derived_capacity(
+    key: CoordinateMapKey, capacity: int | None, support: str, kernel: Kernel
+) -> int | None:
     """Rows of the derived set: as asked, or the input's where the input has a fixed capacity."""
     if capacity is not None:
         if capacity < 0:
@@ -302,8 +323,8 @@ def _derived_capacity(key: CoordinateMapKey, capacity: int | None, support: str)
         return int(capacity)
     if not key.fixed_capacity:
         return None
-    if support == "parents":
-        return key.capacity  # never more parents than sites
+    if support == "parents" or (support == "touched" and kernel.reaches_one):
+        return key.capacity  # never more of them than sites
     raise CapacityError(
         "the input has a fixed capacity and this operator can make more sites than it takes: pass capacity="
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-
 import mlx.core as mx
 
 from ..backend import kernel_conv, kernel_tiles
 from ..backend.autodiff import Gradient, differentiable
-from ..backend.device import trace
-from ..backend.library import numbers
+from ..backend.library import numbers, on_cuda
+from ..backend.tuning import PATHS, Case, choose
+from . import conv_gather
 from .device_map import DeviceMap, Side, submanifold
 from .neighbors import TapPairs
 from .tables import column_sums, device_map
@@ -41,24 +40,36 @@ def linear(x: mx.array, weight: mx.array, bias: mx.array | None, count: int | mx
     return _product("linear", x, weight[:, None, :], bias, submanifold(itself, size, count, (1,)), 1)
 
 
-@functools.cache
-def _announce(name: str, tiled: bool) -> None:
-    trace(f"{name} through {'ordered tiles' if tiled else 'rows in their order (groups)'}", once=True)
+def _path(name: str, x: mx.array, weight: mx.array, pairs: DeviceMap, groups: int) -> str:
+    if groups > 1:
+        possible: tuple[str, ...] = ("rows",)
+    elif x.dtype == mx.float32 and on_cuda() and kernel_conv.fp32_mode(x.dtype) != 0:
+        possible = ("tiles", "rows")  # MLX multiplies in TF32
+    else:
+        possible = PATHS
+    if name != "convolution":
+        return possible[0]
+    channels_out, taps, channels_in = weight.shape
+    dtype = str(x.dtype).removeprefix("mlx.core.")
+    return choose(Case(dtype, pairs.rows_out, taps, channels_in * groups, channels_out), possible)
 
 
 def _product(
     name: str, x: mx.array, weight: mx.array, bias: mx.array | None, pairs: DeviceMap, groups: int
 ) -> mx.array:
-    """Ordered tiles, or with groups the kernel that needs no order."""
+    """By one of the paths of backend/tuning.py."""
     dtype, count = x.dtype, pairs.num_out
-    tiled = groups == 1
-    _announce(name, tiled)
+    path = _path(name, x, weight, pairs, groups)
+    if path == "gather":
+        return conv_gather.convolve(x, weight, bias, pairs)
+    tiled = path == "tiles"
 
     def forward(x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         start, w = b[0] if b else None, w.astype(dtype)
+        active = count if b else None  # without a bias, rows without a pair are 0 as they are
         if tiled:
-            return kernel_tiles.forward(x, w, pairs.output.tiles, start, active=count)
-        return kernel_conv.conv_forward(x, w, pairs.output.table, start, groups=groups, active=count)
+            return kernel_tiles.forward(x, w, pairs.output.tiles, start, active=active)
+        return kernel_conv.conv_forward(x, w, pairs.output.table, start, groups=groups, active=active)
 
     def input_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         w = w.astype(dtype)

@@ -17,13 +17,14 @@ CHUNK = 8192  # rows of one product
 SMALL_WORK = 1 << 22  # multiply-adds that one thread does in about the time of waking another
 
 
-def linear(x: mx.array, weight: mx.array, bias: mx.array | None, count: int) -> mx.array:
+def linear(x: mx.array, weight: mx.array, bias: mx.array | None, count: int | mx.array) -> mx.array:
     """y = x W^T + b over the first `count` rows, 0 in the others.
 
     x (capacity, Ci), weight (Co, Ci), bias (Co,) -> (capacity, Co) in x's dtype, fp32 sums.
     """
     if executor() == "kernel":
         return conv_kernel.linear(x, weight, bias, count)
+    assert isinstance(count, int)  # the host knows it
     dtype = x.dtype
 
     def forward(x: mx.array, w: mx.array, *b: mx.array) -> mx.array:

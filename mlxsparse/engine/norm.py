@@ -54,7 +54,7 @@ class Spans(NamedTuple):
 
 
 def normalize(
-    x: mx.array, weight: mx.array | None, bias: mx.array | None, spans: Spans, eps: float
+    x: mx.array, weight: mx.array | None, bias: mx.array | None, spans: Spans | norm_kernel.Items, eps: float
 ) -> tuple[mx.array, mx.array, mx.array]:
     """y = (x - mean) / sqrt(var + eps) * weight + bias by span and channel group.
 
@@ -66,6 +66,7 @@ def normalize(
     bias = mx.zeros((channels,)) if bias is None else bias
     if executor() == "kernel":
         return norm_kernel.normalize(x, weight, bias, spans, eps)
+    assert isinstance(spans, Spans)  # made where kernels run
     mean, var = _statistics(view32(x), spans)
     rstd = 1 / np.sqrt(var + eps)
     share = 1 / np.maximum(spans.counts, 1)[:, None]
@@ -115,8 +116,21 @@ def normalize(
     return y, to_mlx(mean.astype(np.float32)), to_mlx(var.astype(np.float32))
 
 
+def normalize_all(
+    x: mx.array, weight: mx.array | None, bias: mx.array | None, count: int | mx.array, eps: float
+) -> tuple[mx.array, mx.array, mx.array]:
+    """`normalize` of one span, the first `count` rows."""
+    if isinstance(count, int):
+        return normalize(x, weight, bias, Spans(None, np.array([count])), eps)
+    channels = x.shape[1]
+    weight = mx.ones((channels,)) if weight is None else weight
+    bias = mx.zeros((channels,)) if bias is None else bias
+    return norm_kernel.normalize_columns(x, weight, bias, count, eps)
+
+
 def normalize_rows(
-    x: mx.array, weight: mx.array | None, bias: mx.array | None, count: int, eps: float, *, centre: bool
+    x: mx.array, weight: mx.array | None, bias: mx.array | None, count: int | mx.array, eps: float, *,
+    centre: bool,
 ) -> mx.array:
     """Layer normalisation of each of the first `count` rows, RMS normalisation without `centre`.
 
@@ -127,6 +141,7 @@ def normalize_rows(
     bias = mx.zeros((channels,)) if bias is None else bias
     if executor() == "kernel":
         return norm_kernel.normalize_rows(x, weight, bias, count, eps, centre=centre)
+    assert isinstance(count, int)  # the host knows it
     rows = Spans(None, np.array([count]))
     mean_of = np.full(channels, 1 / max(channels, 1), np.float32)
 

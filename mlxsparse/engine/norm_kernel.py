@@ -7,28 +7,45 @@ large mean costs a variance nothing; sums run in a fixed order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
-from ..backend import kernel_rows
+from ..backend import kernel_items, kernel_rows
 from ..backend.autodiff import differentiable
 from ..backend.library import filled, fused
-from .tables import floats, integers, item_of_rows, live_item, rows_of_ranks, span_sums
+from .tables import column_sums, floats, integers, item_of_rows, live_item, rows_of_ranks, span_sums
 
 if TYPE_CHECKING:
     from .norm import Spans
 
 
+class Items(NamedTuple):
+    """Batch items as spans, counted on the device alone; groups of channels as in norm.Spans."""
+
+    rows: kernel_rows.Segments
+    group: np.ndarray | None = None
+
+
 class _Layout:
     """Spans of a tensor of `size` rows as arrays, and the moves between rows and spans."""
 
-    def __init__(self, spans: Spans, size: int, channels: int):
-        self.counts = spans.counts
-        self.order = rows_of_ranks(spans.order, spans.total)
-        self.share = floats(1 / np.maximum(spans.counts, 1))[:, None]
-        item = item_of_rows(spans.order, spans.counts, size)
+    sums: Callable[[mx.array], mx.array]  # (N, C) -> (S, C) float32
+
+    def __init__(self, spans: Spans | Items, size: int, channels: int):
+        if isinstance(spans, Items):
+            rows = spans.rows
+            self.number = rows.size
+            self.sums = lambda x: kernel_items.reduce_items(x, rows, "sum")[0]
+            self.share = (1 / mx.maximum(rows.counts, 1).astype(mx.float32))[:, None]
+            item = rows.group
+        else:
+            counts, order = spans.counts, rows_of_ranks(spans.order, spans.total)
+            self.number = len(counts)
+            self.sums = lambda x: span_sums(x, order, counts)
+            self.share = floats(1 / np.maximum(counts, 1))[:, None]
+            item = item_of_rows(spans.order, counts, size)
         self.live = (item >= 0)[:, None]
         self.item = mx.maximum(item, 0)
         self.member: mx.array | None = None
@@ -44,10 +61,7 @@ class _Layout:
 
     def spread(self, v: mx.array) -> mx.array:
         """(S, C) values of spans for each row: (N, C), or (1, C) where there is one span."""
-        return v if len(self.counts) == 1 else mx.take(v, self.item, axis=0)
-
-    def sums(self, x: mx.array) -> mx.array:
-        return span_sums(x, self.order, self.counts)
+        return v if self.number == 1 else mx.take(v, self.item, axis=0)
 
     def pooled(self, v: mx.array) -> mx.array:
         """(S, C) with each channel's value replaced by the mean of its group."""
@@ -66,14 +80,15 @@ class _Layout:
 
 
 def normalize(
-    x: mx.array, weight: mx.array, bias: mx.array, spans: Spans, eps: float
+    x: mx.array, weight: mx.array, bias: mx.array, spans: Spans | Items, eps: float
 ) -> tuple[mx.array, mx.array, mx.array]:
     """As norm.normalize."""
-    dtype, (size, channels), items = x.dtype, x.shape, len(spans.counts)
+    dtype, (size, channels) = x.dtype, x.shape
+    items = spans.rows.size if isinstance(spans, Items) else len(spans.counts)
     if x.size == 0 or items == 0:
         zero = filled((items, channels), 0, mx.float32)
         return _nothing(x, weight, bias), zero, zero
-    if spans.order is None and items == 1 and spans.group is None:
+    if not isinstance(spans, Items) and spans.order is None and items == 1 and spans.group is None:
         return normalize_columns(x, weight, bias, int(spans.counts[0]), eps)
     layout = _Layout(spans, size, channels)
     mean, rest, var = layout.statistics(mx.stop_gradient(x))
@@ -178,14 +193,13 @@ def _standard_gradient(
 
 
 def normalize_rows(
-    x: mx.array, weight: mx.array, bias: mx.array, count: int, eps: float, *, centre: bool
+    x: mx.array, weight: mx.array, bias: mx.array, count: int | mx.array, eps: float, *, centre: bool
 ) -> mx.array:
     """As norm.normalize_rows."""
     dtype, (size, channels) = x.dtype, x.shape
-    if x.size == 0 or count == 0:
+    if x.size == 0 or (isinstance(count, int) and count == 0):
         return _nothing(x, weight, bias)
     live = (mx.arange(size, dtype=mx.int32) < count)[:, None]
-    order, counts = rows_of_ranks(None, count), np.array([count])
 
     def rows(x: mx.array) -> mx.array:
         return mx.where(live, x.astype(mx.float32), mx.array(0.0))
@@ -213,10 +227,10 @@ def normalize_rows(
         return rows(dx * rstd).astype(dtype)
 
     def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
-        return span_sums(rows(ct) * standard(x)[0], order, counts)[0].astype(w.dtype)
+        return column_sums(rows(ct) * standard(x)[0], count).astype(w.dtype)
 
     def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
-        return span_sums(ct, order, counts)[0].astype(b.dtype)
+        return column_sums(ct, count).astype(b.dtype)
 
     gradients = (input_gradient, weight_gradient, bias_gradient)
     return differentiable("row normalization", forward, gradients, x, weight, bias)

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from ..backend import kernel_rows
+from ..backend import kernel_items, kernel_rows
 from ..backend.autodiff import differentiable
 from ..backend.library import filled
 from .device_map import DeviceMap
@@ -75,6 +75,34 @@ def batch_reduce(x: mx.array, order: np.ndarray | None, counts: np.ndarray, mode
         return kernel_rows.gather_sum(ct, item[None], before=share)
 
     return differentiable(f"global {mode} pooling", forward, (gradient,), x)
+
+
+def reduce_items(x: mx.array, items: kernel_rows.Segments, mode: str) -> mx.array:
+    """As batch_reduce, of rows that the device alone counts."""
+    dtype = x.dtype
+
+    def forward(x: mx.array) -> mx.array:
+        return kernel_items.reduce_items(x, items, mode)[0].astype(dtype)
+
+    def gradient(ct: mx.array, x: mx.array) -> mx.array:
+        if mode == "max":
+            return kernel_rows.winner_grad(ct, kernel_items.reduce_items(x, items, mode)[1], items.group)
+        share = 1 / mx.maximum(items.counts, 1).astype(mx.float32) if mode == "mean" else None
+        return kernel_rows.gather_sum(ct, items.group[None], before=share)
+
+    return differentiable(f"global {mode} pooling", forward, (gradient,), x)
+
+
+def spread_items(g: mx.array, items: kernel_rows.Segments) -> mx.array:
+    """As repeat_items, to rows that the device alone counts."""
+    dtype = g.dtype
+
+    def gradient(ct: mx.array, g: mx.array) -> mx.array:
+        return kernel_items.reduce_items(ct, items, "sum")[0].astype(dtype)
+
+    return differentiable(
+        "broadcast over batch items", lambda g: kernel_rows.gather_sum(g, items.group[None]), (gradient,), g
+    )
 
 
 def repeat_items(g: mx.array, order: np.ndarray | None, counts: np.ndarray, size: int) -> mx.array:

@@ -27,6 +27,27 @@ def take_rows(x: mx.array, rows: np.ndarray, fill: float) -> mx.array:
     return differentiable("row gather", forward, (gradient,), x)
 
 
+def take_distinct(x: mx.array, rows: mx.array) -> mx.array:
+    """y[i] = x[rows[i]], 0 where rows[i] is -1; rows (m,) int32 on the device, distinct but for -1."""
+    size = x.shape[0]
+
+    def gradient(ct: mx.array, x: mx.array) -> mx.array:
+        return kernel_rows.put_rows(ct, rows, size, check=False)
+
+    return differentiable(
+        "row gather", lambda x: kernel_rows.take_rows(x, rows, check=False), (gradient,), x
+    )
+
+
+def put_distinct(x: mx.array, rows: mx.array, size: int, fill: float) -> mx.array:
+    """y[rows[i]] = x[i], `fill` elsewhere; rows (N,) int32 on the device, distinct but for -1."""
+
+    def forward(x: mx.array) -> mx.array:
+        return kernel_rows.put_rows(x, rows, size, fill, check=False)
+
+    return differentiable("row scatter", forward, (lambda ct, x: kernel_rows.gather_sum(ct, rows[None]),), x)
+
+
 def put_rows(x: mx.array, rows: np.ndarray, size: int, fill: float) -> mx.array:
     """As rows.put_rows; `rows` are checked."""
     index = integers(rows)
@@ -59,6 +80,19 @@ def segment_reduce(x: mx.array, group: np.ndarray, num_groups: int, mode: str) -
         return kernel_rows.gather_sum(ct, parts.group[None], before=share)
 
     return differentiable(f"segment {mode}", forward, (gradient,), x)
+
+
+def interpolate_on_device(x: mx.array, table: mx.array, weight: mx.array) -> mx.array:
+    """y[i] = sum of weight[k, i] * x[table[k, i]]: table (K, M) int32, -1 none, weight (K, M) float32."""
+    dtype, capacity = x.dtype, x.shape[0]
+
+    def gradient(ct: mx.array, x: mx.array) -> mx.array:
+        parts = kernel_rows.segments(table.reshape(-1), capacity, check=False)
+        return kernel_rows.segment_reduce(ct, parts, "sum", weight=weight.reshape(-1))[0].astype(dtype)
+
+    return differentiable(
+        "interpolation", lambda x: kernel_rows.gather_sum(x, table, weight=weight), (gradient,), x
+    )
 
 
 def interpolate(x: mx.array, rows: np.ndarray, weights: np.ndarray, size: int) -> mx.array:

@@ -13,7 +13,7 @@ from typing import Any
 from mlx.nn import Module
 
 from .. import nn, ops
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ShapeError
 from ..tensor import SparseTensor
 
 
@@ -83,7 +83,11 @@ def residual_blocks(in_channels: int, out_channels: int, count: int) -> nn.Seque
 
 
 class MinkUNet(Module):
-    """SparseTensor with `in_channels` in, logits (num_classes channels) on the same sites out."""
+    """SparseTensor with `in_channels` in, logits (num_classes channels) on the same sites out.
+
+    ``net(x, capacity=(n1, n2, ...))`` gives the rows of each coarser level where x has a fixed capacity
+    (compiled, or made by with_capacity); default x's own for every level, which always suffices.
+    """
 
     def __init__(self, args: ModelArgs):
         super().__init__()
@@ -100,12 +104,15 @@ class MinkUNet(Module):
         self.decoder = [residual_blocks(2 * a, a, args.blocks) for a, _ in reversed(levels)]
         self.head = nn.Linear(c[0], args.num_classes)
 
-    def __call__(self, x: SparseTensor) -> SparseTensor:
+    def __call__(self, x: SparseTensor, capacity: Sequence[int | None] | None = None) -> SparseTensor:
+        rows = [None] * len(self.down) if capacity is None else list(capacity)
+        if len(rows) != len(self.down):
+            raise ShapeError(f"capacity must have {len(self.down)} values, one a level, got {capacity}")
         x = self.stem(x)
         skips = []
-        for down, block in zip(self.down, self.encoder):
+        for down, block, n in zip(self.down, self.encoder, rows):
             skips.append(x)
-            x = block(down(x))
+            x = block(down(x, capacity=n))
         for up, block in zip(self.up, self.decoder):
             skip = skips.pop()
             x = block(ops.cat([up(x, out=skip), skip]))

@@ -12,26 +12,25 @@ import mlx.core as mx
 import mlx.nn
 from mlx.nn import Identity, Module
 
+from ..backend.features import zero_padding
 from ..ops.check import check_tensor
-from ..tensor import SparseTensor, zero_padding
+from ..tensor import SparseTensor
 
 __all__ = ["Identity"]  # takes anything as it is
 
 
 def live_rows(x: SparseTensor) -> mx.array:
     """Features with padding rows as 0, whatever they hold: (capacity, C)."""
-    if x._key is not None and x._key.count == x.capacity:
-        return x.feats
-    return zero_padding(x.feats, x.active_rows)
+    return x.feats if x.clean else zero_padding(x.feats, x.active_rows)
 
 
-def _on_rows(layer: Any) -> Any:
-    """The module class `layer` of mlx.nn as one that maps a SparseTensor's features."""
+def _on_rows(layer: Any, *, zero: bool = False) -> Any:
+    """The module class `layer` of mlx.nn as one that maps a SparseTensor's features; zero: f(0) = 0."""
 
     def call(self: Module, x: SparseTensor) -> SparseTensor:
         check_tensor(x)
         rows: mx.array = layer.__call__(self, live_rows(x))
-        return x.replace(rows.astype(x.dtype))
+        return x.replace(rows.astype(x.dtype), clean=zero)
 
     text = f"mlx.nn.{layer.__name__} on the features of a sparse tensor; same arguments."
     return type(layer.__name__, (layer,), {"__call__": call, "__doc__": text, "__module__": __name__})
@@ -39,22 +38,22 @@ def _on_rows(layer: Any) -> Any:
 
 CELU = _on_rows(mlx.nn.CELU)
 Dropout = _on_rows(mlx.nn.Dropout)  # elementwise; nothing in evaluation
-ELU = _on_rows(mlx.nn.ELU)
-GELU = _on_rows(mlx.nn.GELU)
+ELU = _on_rows(mlx.nn.ELU, zero=True)
+GELU = _on_rows(mlx.nn.GELU, zero=True)
 GLU = _on_rows(mlx.nn.GLU)  # halves the channels
 HardShrink = _on_rows(mlx.nn.HardShrink)
 HardTanh = _on_rows(mlx.nn.HardTanh)
 Hardswish = _on_rows(mlx.nn.Hardswish)
-LeakyReLU = _on_rows(mlx.nn.LeakyReLU)
+LeakyReLU = _on_rows(mlx.nn.LeakyReLU, zero=True)
 LogSigmoid = _on_rows(mlx.nn.LogSigmoid)
 LogSoftmax = _on_rows(mlx.nn.LogSoftmax)  # over the channels, as Softmax and Softmin
 Mish = _on_rows(mlx.nn.Mish)
 PReLU = _on_rows(mlx.nn.PReLU)
-ReLU = _on_rows(mlx.nn.ReLU)
-ReLU2 = _on_rows(mlx.nn.ReLU2)
-ReLU6 = _on_rows(mlx.nn.ReLU6)
+ReLU = _on_rows(mlx.nn.ReLU, zero=True)
+ReLU2 = _on_rows(mlx.nn.ReLU2, zero=True)
+ReLU6 = _on_rows(mlx.nn.ReLU6, zero=True)
 SELU = _on_rows(mlx.nn.SELU)
-SiLU = _on_rows(mlx.nn.SiLU)
+SiLU = _on_rows(mlx.nn.SiLU, zero=True)
 Sigmoid = _on_rows(mlx.nn.Sigmoid)
 Softmax = _on_rows(mlx.nn.Softmax)
 Softmin = _on_rows(mlx.nn.Softmin)
@@ -62,4 +61,4 @@ Softplus = _on_rows(mlx.nn.Softplus)
 Softshrink = _on_rows(mlx.nn.Softshrink)
 Softsign = _on_rows(mlx.nn.Softsign)
 Step = _on_rows(mlx.nn.Step)
-Tanh = _on_rows(mlx.nn.Tanh)
+Tanh = _on_rows(mlx.nn.Tanh, zero=True)

@@ -138,7 +138,9 @@ class Conv3d(_Conv):
             raise ShapeError(f'support must be "touched" or "parents", got {support!r}')
         self.support = support
 
-    def __call__(self, x: SparseTensor, out: Target | None = None) -> SparseTensor:
+    def __call__(
+        self, x: SparseTensor, out: Target | None = None, capacity: int | None = None
+    ) -> SparseTensor:
         return ops.conv3d(
             x,
             self.weight,
@@ -150,6 +152,7 @@ class Conv3d(_Conv):
             taps=self._taps,
             support=self.support if out is None else "touched",
             out=out,
+            capacity=capacity,
         )
 
 

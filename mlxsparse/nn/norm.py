@@ -13,7 +13,7 @@ import numpy as np
 from mlx.nn import Module
 
 from ..backend.library import fused
-from ..engine import norm
+from ..engine import norm, norm_kernel
 from ..errors import ShapeError
 from ..ops.check import check_tensor
 from ..tensor import SparseTensor
@@ -71,16 +71,24 @@ class BatchNorm(Module):
                 weight, bias = mx.ones((self.num_features,)), mx.zeros((self.num_features,))
             eps = mx.array(self.eps)
             return x.replace(_running(live_rows(x), self.running_mean, self.running_var, eps, weight, bias))
-        n = x.num_active
-        rows = norm.Spans(None, np.array([n]))
-        y, mean, var = norm.normalize(x.feats, weight, bias, rows, self.eps)
-        if self.training and self.track_running_stats and n:  # no rows say nothing about the data
-            self._track(mean[0], var[0] * (n / max(n - 1, 1)))
-        return x.replace(y)
+        n = x.active
+        y, mean, var = norm.normalize_all(x.feats, weight, bias, n, self.eps)
+        if self.training and self.track_running_stats:
+            self._track(mean[0], var[0], n)
+        return x.replace(y, clean=True)
 
-    def _track(self, mean: mx.array, var: mx.array) -> None:
-        for name, value in (("running_mean", mean), ("running_var", var)):
-            self[name] = (1 - self.momentum) * self[name] + self.momentum * value
+    def _track(self, mean: mx.array, var: mx.array, n: int | mx.array) -> None:
+        if isinstance(n, int):
+            if n == 0:  # no rows say nothing about the data
+                return
+            moved: float | mx.array = self.momentum
+            unbiased = var * (n / max(n - 1, 1))
+        else:
+            rows = n.astype(mx.float32)
+            moved = mx.where(n == 0, 0.0, self.momentum)
+            unbiased = var * (rows / mx.maximum(rows - 1, 1))
+        for name, value in (("running_mean", mean), ("running_var", unbiased)):
+            self[name] = (1 - moved) * self[name] + moved * value
 
     def _extra_repr(self) -> str:
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={'weight' in self}"
@@ -160,7 +168,7 @@ class LayerNorm(Module):
     def __call__(self, x: SparseTensor) -> SparseTensor:
         _check(x, self.dims, self)
         weight, bias = self.get("weight"), self.get("bias")
-        return x.replace(norm.normalize_rows(x.feats, weight, bias, x.num_active, self.eps, centre=True))
+        return x.replace(norm.normalize_rows(x.feats, weight, bias, x.active, self.eps, centre=True))
 
     def _extra_repr(self) -> str:
         return f"{self.dims}, eps={self.eps}, affine={'weight' in self}"
@@ -177,7 +185,7 @@ class RMSNorm(Module):
     def __call__(self, x: SparseTensor) -> SparseTensor:
         _check(x, self.weight.shape[0], self)
         return x.replace(
-            norm.normalize_rows(x.feats, self.weight, None, x.num_active, self.eps, centre=False)
+            norm.normalize_rows(x.feats, self.weight, None, x.active, self.eps, centre=False)
         )
 
     def _extra_repr(self) -> str:
@@ -191,6 +199,10 @@ def _check(x: SparseTensor, dims: int, layer: Module) -> None:
 
 
 def _by_item(x: SparseTensor, layer: GroupNorm | InstanceNorm, group: np.ndarray | None) -> SparseTensor:
-    items = norm.Spans(x.key.index.order, x.key.counts, group)
-    y, _, _ = norm.normalize(x.feats, layer.get("weight"), layer.get("bias"), items, layer.eps)
+    spans: norm.Spans | norm_kernel.Items
+    if x.key.static:
+        spans = norm_kernel.Items(x.key.items, group)
+    else:
+        spans = norm.Spans(x.key.index.order, x.key.counts, group)
+    y, _, _ = norm.normalize(x.feats, layer.get("weight"), layer.get("bias"), spans, layer.eps)
     return x.replace(y)

@@ -6,7 +6,7 @@ import mlx.core as mx
 from mlx.nn import Module
 
 from .. import ops
-from ..coords.geometry import TripleLike, triple
+from ..coords.geometry import Triple, TripleLike, triple
 from ..ops.conv import Target
 from ..tensor import SparseTensor
 
@@ -27,6 +27,10 @@ class _Pool(Module):
         self.dilation = triple(dilation, "dilation", least=1)
         self.support = support
 
+    @property
+    def _geometry(self) -> tuple[Triple, Triple, Triple, Triple, str]:
+        return self.kernel_size, self.stride, self.padding, self.dilation, self.support
+
     def _extra_repr(self) -> str:
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
@@ -34,22 +38,22 @@ class _Pool(Module):
 class MaxPool3d(_Pool):
     """Maximum over the active inputs of each window."""
 
-    def __call__(self, x: SparseTensor) -> SparseTensor:
-        return ops.max_pool3d(x, self.kernel_size, self.stride, self.padding, self.dilation, self.support)
+    def __call__(self, x: SparseTensor, capacity: int | None = None) -> SparseTensor:
+        return ops.max_pool3d(x, *self._geometry, capacity=capacity)
 
 
 class AvgPool3d(_Pool):
     """Mean over the active inputs of each window."""
 
-    def __call__(self, x: SparseTensor) -> SparseTensor:
-        return ops.avg_pool3d(x, self.kernel_size, self.stride, self.padding, self.dilation, self.support)
+    def __call__(self, x: SparseTensor, capacity: int | None = None) -> SparseTensor:
+        return ops.avg_pool3d(x, *self._geometry, capacity=capacity)
 
 
 class SumPool3d(_Pool):
     """Sum over the active inputs of each window."""
 
-    def __call__(self, x: SparseTensor) -> SparseTensor:
-        return ops.sum_pool3d(x, self.kernel_size, self.stride, self.padding, self.dilation, self.support)
+    def __call__(self, x: SparseTensor, capacity: int | None = None) -> SparseTensor:
+        return ops.sum_pool3d(x, *self._geometry, capacity=capacity)
 
 
 class GlobalMaxPool(Module):

@@ -19,11 +19,13 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 from ..backend import host
-from ..coords import CoordinateMapKey
+from ..backend.features import zero_padding
+from ..coords import CoordinateMapKey, static
+from ..engine import rows_kernel
 from ..engine.index import lookup
 from ..engine.rows import take_rows
 from ..errors import MLXSparseError, ShapeError
-from ..tensor import SparseTensor, require_same_key, zero_padding
+from ..tensor import SparseTensor, require_same_key
 from .check import check_tensor
 from .select import check_lattices, intersection_key, padded, union_key
 
@@ -66,8 +68,14 @@ def cat(
     if not tensors:
         raise ShapeError("cat needs at least one tensor")
     key, feats = _join(tensors, join, capacity, "cat")
-    joined = mx.concatenate(feats, axis=1)
-    return tensors[0].replace(joined) if key is None else SparseTensor._of(key, joined)
+    return _joined(key, mx.concatenate(feats, axis=1), tensors)
+
+
+def _joined(key: CoordinateMapKey | None, feats: mx.array, tensors: Sequence[SparseTensor]) -> SparseTensor:
+    # Padding rows are 0 in every operand, and so in the result.
+    if key is None:
+        return tensors[0].replace(feats, clean=True).noting(*tensors[1:])
+    return SparseTensor._of(key, feats, *tensors, clean=True)
 
 
 def _combine(
@@ -84,8 +92,7 @@ def _combine(
     if widths[0] != widths[1] and 1 not in widths:
         raise ShapeError(f"{name}: operands have {widths[0]} and {widths[1]} channels; equal ones, or 1, fit")
     key, (left, right) = _join([a, b], join, capacity, name)
-    feats = function(left, right)
-    return a.replace(feats) if key is None else SparseTensor._of(key, feats)
+    return _joined(key, function(left, right), (a, b))
 
 
 def _join(
@@ -114,6 +121,12 @@ def _join(
         target = intersection_key(keys, name, capacity)
     else:
         target = union_key(keys, name, capacity)
+    if any(key.static for key in (*keys, target)):
+        found = [static.rows_of(key, target.coords) for key in keys]
+        return (None if join == "left" else target), [
+            _feats(x) if key is target else rows_kernel.take_distinct(x.feats, rows)
+            for x, key, rows in zip(tensors, keys, found)
+        ]
     sites = host.view(target.coords)[: target.count]
     feats = [
         _feats(x) if key is target else take_rows(x.feats, padded(lookup(key.index, sites), target.capacity))
@@ -124,6 +137,4 @@ def _join(
 
 def _feats(x: SparseTensor) -> mx.array:
     """Features with 0 in padding rows, so that a product's gradient is 0 there."""
-    if x._key is None or x._key.rebuilt:  # only a tensor that MLX put together can hold anything else
-        return zero_padding(x.feats, x.active_rows)
-    return x.feats
+    return x.feats if x.clean else zero_padding(x.feats, x.active_rows)

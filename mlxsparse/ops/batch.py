@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend import host
+from ..engine import pooling_kernel
 from ..engine.broadcast import repeat_items
 from ..engine.rows import take_rows
 from ..errors import DTypeError, ShapeError, StrideError
@@ -102,4 +103,6 @@ def _rows_of(x: SparseTensor, g: mx.array, name: str) -> mx.array:
         )
     if g.dtype != x.dtype:
         raise DTypeError(f"{name}: g is {g.dtype}, feats are {x.dtype}: cast one with .astype")
+    if x.key.static:
+        return pooling_kernel.spread_items(g, x.key.items)
     return repeat_items(g, x.key.index.order, x.key.counts, x.capacity)

@@ -8,10 +8,10 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend import executor, host
+from ..backend.features import as_features
 from ..engine.quantise import place_in_group
 from ..engine.rows import take_rows
 from ..errors import DTypeError, ShapeError
-from ..tensor import _check_feats
 from .voxel import Voxels
 
 
@@ -47,7 +47,7 @@ def collect(
     executor()
     if not isinstance(voxels, Voxels):
         raise DTypeError(f"voxels must be what mlxsparse.voxelize returns, got {type(voxels).__name__}")
-    values = _check_feats(feats)
+    values = as_features(feats)
     number = host.view(voxels.point_to_voxel)
     if values.shape[0] != len(number):
         raise ShapeError(f"feats has {values.shape[0]} rows, but {len(number)} points were voxelized")

@@ -13,8 +13,10 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 
+from ..backend import executor
 from ..coords import CoordinateMapKey, Kernel, KernelMap
 from ..coords.geometry import Triple, TripleLike, divide, multiply
+from ..engine.device_map import DeviceMap
 from ..engine.gather_gemm import convolve
 from ..errors import DTypeError, IdentityError, MLXSparseError, ShapeError, StrideError
 from ..tensor import SparseTensor
@@ -151,6 +153,7 @@ def coverage(
     *,
     support: str = "touched",
     out: Target | None = None,
+    capacity: int | None = None,
 ) -> mx.array:
     """How many outputs read each input row of such a convolution or pooling: (capacity,) int32.
 
@@ -159,8 +162,10 @@ def coverage(
     from ..backend.host import to_mlx
 
     kernel = Kernel.of(kernel_size, stride, padding, dilation)
-    key = output_key(x, kernel, support, out, None)
+    key = output_key(x, kernel, support, out, capacity)
     found = x.manager.kernel_map(x.key, key, kernel)
+    if isinstance(found.relation, DeviceMap):
+        return found.relation.transposed().counts()
     return to_mlx(np.bincount(found.in_rows, minlength=x.capacity).astype(np.int32))
 
 
@@ -270,4 +275,4 @@ def _apply(
     pairs = pairs.transposed() if backwards else pairs
     w = w if w.ndim == 3 else w.reshape(w.shape[0], found.kernel.volume, w.shape[-1])
     y = convolve(x.feats, w, bias, pairs, key.capacity, groups)
-    return SparseTensor._of(key, y)
+    return SparseTensor._of(key, y, x, clean=executor() == "kernel")

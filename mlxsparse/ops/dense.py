@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import mlx.core as mx
 import numpy as np
 
 from ..backend import host
+from ..backend.features import FLOATS
+from ..backend.status import OUTSIDE, report
 from ..coords import CoordinateManager, default_manager
 from ..coords.geometry import TripleLike, triple
+from ..engine import rows_kernel
 from ..engine.rows import put_rows, take_rows
 from ..errors import CoordinateRangeError, DTypeError, ShapeError
-from ..tensor import FLOATS, SparseTensor
+from ..tensor import SparseTensor
 from .check import check_tensor
 
 
@@ -23,9 +29,12 @@ def dense(
     """Grid (B, X, Y, Z, C) with the features at their sites and `fill` elsewhere.
 
     shape: (X, Y, Z); default `spatial_shape`, else as far as the sites reach. origin: the site of
-    grid cell 0; default (0, 0, 0). CoordinateRangeError if a site lies outside: none is dropped.
+    grid cell 0; default (0, 0, 0). CoordinateRangeError if a site lies outside: none is dropped. With a
+    fixed capacity on a GPU nothing is read: shape is needed, and mlxsparse.compile raises that error.
     """
     check_tensor(x)
+    if x.key.static:
+        return _static_dense(x, shape, origin, fill)
     index = x.key.index
     start = np.array((0, 0, 0) if origin is None else triple(origin, "origin"), np.int64)
     local = index.coords[:, 1:].astype(np.int64) - start
@@ -41,9 +50,7 @@ def dense(
             f"dense: sites reach from {low} to {high}, outside the grid of shape {size.tolist()} at origin "
             f"{start.tolist()}; pass origin= and shape= that hold them, or ops.crop first"
         )
-    cells = x.batch_size * int(size[0]) * int(size[1]) * int(size[2])
-    if cells > 2**31 - 1:
-        raise ShapeError(f"dense: {cells} grid cells; pass a smaller shape= or crop first")
+    cells = _cells(x.batch_size, size.tolist())
     flat = index.coords[:, 0].astype(np.int64)
     for axis in range(3):
         flat = flat * size[axis] + local[:, axis]
@@ -53,6 +60,34 @@ def dense(
         rows[index.order] = flat
     grid = put_rows(x.feats, rows, cells, fill)
     return grid.reshape(x.batch_size, *size.tolist(), x.num_channels)
+
+
+def _cells(batch_size: int, size: Sequence[int]) -> int:
+    cells = batch_size * math.prod(size)
+    if cells > 2**31 - 1:
+        raise ShapeError(f"dense: {cells} grid cells; pass a smaller shape= or crop first")
+    return cells
+
+
+def _static_dense(
+    x: SparseTensor, shape: TripleLike | None, origin: TripleLike | None, fill: float
+) -> mx.array:
+    if shape is None:
+        shape = x.spatial_shape if origin is None else None
+    if shape is None:
+        raise ShapeError("dense: the extent of a fixed capacity is not read: pass shape= and origin=")
+    size = triple(shape, "shape", least=0)
+    cells = _cells(x.batch_size, size)
+    local = x.coords[:, 1:] - mx.array((0, 0, 0) if origin is None else triple(origin, "origin"), mx.int32)
+    inside = ((local >= 0) & (local < mx.array(size, mx.int32))).all(axis=1)
+    live = x.key.live[:, 0]
+    report(mx.any(live & ~inside), OUTSIDE)
+    flat = x.coords[:, 0]
+    for axis in range(3):
+        flat = flat * size[axis] + local[:, axis]
+    rows = mx.where(live & inside, flat, -1).astype(mx.int32)
+    grid = rows_kernel.put_distinct(x.feats, rows, cells, fill)
+    return grid.reshape(x.batch_size, *size, x.num_channels)
 
 
 def from_dense(

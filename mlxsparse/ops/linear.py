@@ -21,4 +21,4 @@ def linear(x: SparseTensor, w: mx.array, bias: mx.array | None = None) -> Sparse
         raise ShapeError(f"bias must have shape ({w.shape[0]},), got {tuple(bias.shape)}")
     if w.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
         raise DTypeError(f"weight is {w.dtype}, feats are {x.dtype}: cast one (layer.set_dtype, x.astype)")
-    return x.replace(dense.linear(x.feats, w, bias, x.num_active))
+    return x.replace(dense.linear(x.feats, w, bias, x.active), clean=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
+from ..backend.status import EMPTY, report
 from ..coords import CoordinateMapKey, Kernel
 from ..coords.geometry import TripleLike
-from ..engine import pooling
+from ..engine import pooling, pooling_kernel
 from ..errors import MLXSparseError
 from ..tensor import SparseTensor
 from .check import check_tensor
@@ -32,7 +33,7 @@ def max_pool3d(
     the maximum.
     """
     key, pairs, _ = _geometry(x, kernel_size, stride, padding, dilation, support, out, capacity)
-    return SparseTensor._of(key, pooling.max_pool(x.feats, pairs, key.capacity))
+    return SparseTensor._of(key, pooling.max_pool(x.feats, pairs, key.capacity), x)
 
 
 def sum_pool3d(
@@ -48,7 +49,7 @@ def sum_pool3d(
 ) -> SparseTensor:
     """Sum over the active inputs of each window, in float32; 0 where there are none."""
     key, pairs, _ = _geometry(x, kernel_size, stride, padding, dilation, support, out, capacity)
-    return SparseTensor._of(key, pooling.sum_pool(x.feats, pairs, key.capacity))
+    return SparseTensor._of(key, pooling.sum_pool(x.feats, pairs, key.capacity), x)
 
 
 def avg_pool3d(
@@ -69,33 +70,46 @@ def avg_pool3d(
         scale = pooling.constant_scale(pairs, 1.0 / kernel.volume)
     else:
         scale = pooling.mean_scale(pairs)
-    return SparseTensor._of(key, pooling.sum_pool(x.feats, pairs, key.capacity, scale))
+    return SparseTensor._of(key, pooling.sum_pool(x.feats, pairs, key.capacity, scale), x)
 
 
 def global_sum_pool(x: SparseTensor) -> mx.array:
     """Sum over each batch item's sites: (B, C); 0 for an empty item."""
-    check_tensor(x)
-    return pooling.batch_reduce(x.feats, x.key.index.order, x.key.counts, "sum")
+    return _reduced(x, "sum")
 
 
 def global_avg_pool(x: SparseTensor) -> mx.array:
     """Mean over each batch item's sites: (B, C); 0 for an empty item."""
-    check_tensor(x)
-    return pooling.batch_reduce(x.feats, x.key.index.order, x.key.counts, "mean")
+    return _reduced(x, "mean")
 
 
 def global_max_pool(x: SparseTensor, *, empty: float | None = None) -> mx.array:
-    """Maximum over each batch item's sites: (B, C). An empty item raises unless `empty` is its value."""
+    """Maximum over each batch item's sites: (B, C). An empty item raises unless `empty` is its value.
+
+    With a fixed capacity on a GPU nothing is read: an empty item is 0 then, and mlxsparse.compile raises.
+    """
     check_tensor(x)
+    if x.key.static:
+        counts = x.batch_counts[:, None]
+        if empty is None:
+            report(mx.any(counts == 0), EMPTY)
+        return mx.where(counts == 0, mx.array(empty or 0, x.dtype), _reduced(x, "max"))
     vacant = x.key.counts == 0
     if empty is None and vacant.any():
         raise MLXSparseError(
             f"global_max_pool: batch items {np.flatnonzero(vacant).tolist()} have no sites; pass empty=value"
         )
-    y = pooling.batch_reduce(x.feats, x.key.index.order, x.key.counts, "max")
+    y = _reduced(x, "max")
     if empty is not None and vacant.any():
         y = mx.where(mx.array(vacant)[:, None], mx.array(empty, y.dtype), y)
     return y
+
+
+def _reduced(x: SparseTensor, mode: str) -> mx.array:
+    check_tensor(x)
+    if x.key.static:
+        return pooling_kernel.reduce_items(x.feats, x.key.items, mode)
+    return pooling.batch_reduce(x.feats, x.key.index.order, x.key.counts, mode)
 
 
 def _geometry(

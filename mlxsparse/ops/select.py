@@ -8,10 +8,11 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend import host
-from ..coords import CoordinateMapKey
+from ..coords import CoordinateMapKey, static
 from ..coords.geometry import Triple
 from ..coords.keys import check_coordinates
 from ..engine import index as engine
+from ..engine import rows_kernel
 from ..engine.rows import take_rows
 from ..engine.sorting import columns_of, sorted_unique
 from ..errors import CapacityError, DTypeError, MLXSparseError, ShapeError, StrideError
@@ -26,6 +27,8 @@ def prune(x: SparseTensor, mask: mx.array | np.ndarray) -> SparseTensor:
     capacity of x stays. Raises ShapeError and DTypeError. The mask has no gradient.
     """
     check_tensor(x)
+    if x.key.static:
+        return _take_flagged(x, _flags(x, mask))
     keep = _per_row(x, mask, "mask")
     if keep.dtype != bool:
         raise DTypeError(f"mask must be bool (True keeps the site), got {keep.dtype}; compare, as scores > 0")
@@ -42,6 +45,10 @@ def crop(x: SparseTensor, lo: Any, hi: Any) -> SparseTensor:
     low, high = _corner(lo, "lo"), _corner(hi, "hi")
     if np.any(low > high):
         raise ShapeError(f"crop: lo must be at most hi on every axis, got lo={lo!r}, hi={hi!r}")
+    if x.key.static:
+        place = x.key.coords[:, 1:]
+        inside = (place >= mx.array(low, mx.int32)) & (place < mx.array(high, mx.int32))
+        return _take_flagged(x, inside.all(axis=1))
     sites = host.view(x.key.coords)[: x.key.count, 1:]
     return take_sites(x, np.flatnonzero(((sites >= low) & (sites < high)).all(axis=1)))
 
@@ -118,6 +125,8 @@ def intersection(
 
 def lookup(x: SparseTensor | CoordinateMapKey, coords: mx.array | np.ndarray) -> mx.array:
     """Row of each of coords (m, 4) int32 (batch, x, y, z) in x: (m,) int32, -1 where x has no such site."""
+    if _key(x, "x").static:
+        return static.rows_of(_key(x, "x"), mx.array(check_coordinates(coords)))
     return host.to_mlx(engine.lookup(_key(x, "x").index, host.view(check_coordinates(coords))))
 
 
@@ -136,6 +145,27 @@ def take_sites(x: SparseTensor, rows: np.ndarray) -> SparseTensor:
     return SparseTensor._of(new, take_rows(x.feats, padded(rows, new.capacity)))
 
 
+def _flags(x: SparseTensor, mask: Any) -> mx.array:
+    """A mask on rows that the device alone counts: (capacity,) bool."""
+    if not isinstance(mask, (mx.array, np.ndarray)):
+        raise DTypeError(f"mask must be an mlx or numpy array, got {type(mask).__name__}")
+    if mask.dtype not in (mx.bool_, bool):
+        raise DTypeError(f"mask must be bool (True keeps the site), got {mask.dtype}; compare, as scores > 0")
+    lack = x.capacity - x.active if isinstance(x.active, int) else 0
+    if lack and mask.shape == (x.active,):
+        return mx.concatenate([mx.array(mask), mx.zeros((lack,), mx.bool_)])
+    if tuple(mask.shape) != (x.capacity,):
+        raise ShapeError(
+            f"mask must have shape ({x.capacity},), the fixed capacity of x, got {tuple(mask.shape)}"
+        )
+    return mx.array(mask)
+
+
+def _take_flagged(x: SparseTensor, keep: mx.array) -> SparseTensor:
+    key, rows = static.selected(x.key, keep)
+    return SparseTensor._of(key, rows_kernel.take_distinct(x.feats, rows), x)
+
+
 def padded(rows: np.ndarray, capacity: int) -> np.ndarray:
     """rows followed by -1 up to `capacity`."""
     if len(rows) == capacity:
@@ -146,6 +176,12 @@ def padded(rows: np.ndarray, capacity: int) -> np.ndarray:
 def union_key(keys: tuple[CoordinateMapKey, ...], name: str, capacity: int | None) -> CoordinateMapKey:
     """Key of the sites of any of the keys."""
     check_lattices(keys, name)
+    if capacity is not None and any(key.static for key in keys):
+        return static.joined(keys, capacity, common=False)
+    if capacity is None and any(key.static for key in keys):
+        raise CapacityError(
+            f"{name}: an operand has a fixed capacity and the union can have more sites: pass capacity="
+        )
     sites = sorted_unique(columns_of(np.concatenate([key.index.coords for key in keys])))
     if capacity is None and any(key.fixed_capacity for key in keys):
         raise CapacityError(
@@ -158,6 +194,9 @@ def union_key(keys: tuple[CoordinateMapKey, ...], name: str, capacity: int | Non
 def intersection_key(keys: tuple[CoordinateMapKey, ...], name: str, capacity: int | None) -> CoordinateMapKey:
     """Key of the sites of all the keys."""
     check_lattices(keys, name)
+    if any(key.static for key in keys):
+        fixed = min(key.capacity for key in keys) if capacity is None else capacity
+        return static.joined(keys, fixed, common=True)
     sites = keys[0].index.coords
     for key in keys[1:]:
         sites = sites[engine.lookup(key.index, sites) >= 0]

@@ -13,9 +13,10 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend import host
+from ..backend.features import zero_padding
 from ..coords import CoordinateManager
 from ..errors import CheckpointError, MLXSparseError
-from ..tensor import SparseTensor, zero_padding
+from ..tensor import SparseTensor
 from .check import check_tensor
 
 FORMAT, VERSION = "mlxsparse.SparseTensor", 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 import numpy as np
 
 from ..backend import host
-from ..coords import CoordinateMapKey, Kernel
+from ..backend.kernel_coords import floor_divide
+from ..coords import CoordinateMapKey, Kernel, static
 from ..coords.geometry import TripleLike
-from ..engine import interpolate, pooling
+from ..engine import interpolate, pooling, rows_kernel
 from ..errors import IdentityError
 from ..tensor import SparseTensor
 from .check import check_tensor
@@ -27,7 +29,7 @@ def pool_transpose3d(
     kernel = Kernel.of(kernel_size, kernel_size if stride is None else stride)
     key = transposed_key(x, kernel, out)
     pairs = x.manager.kernel_map(key, x.key, kernel).by_taps.transposed()
-    return SparseTensor._of(key, pooling.sum_pool(x.feats, pairs, key.capacity, pooling.mean_scale(pairs)))
+    return SparseTensor._of(key, pooling.sum_pool(x.feats, pairs, key.capacity, pooling.mean_scale(pairs)), x)
 
 
 def upsample_nearest(x: SparseTensor, scale: TripleLike, *, out: Target | None = None) -> SparseTensor:
@@ -42,7 +44,7 @@ def upsample_nearest(x: SparseTensor, scale: TripleLike, *, out: Target | None =
     key = _fine_key(x, kernel, out, "upsample_nearest")
     # One tap reaches each output, by the map that a convolution or pooling with K = s has made.
     pairs = x.manager.kernel_map(key, x.key, kernel).by_taps.transposed()
-    return SparseTensor._of(key, pooling.sum_pool(x.feats, pairs, key.capacity))
+    return SparseTensor._of(key, pooling.sum_pool(x.feats, pairs, key.capacity), x)
 
 
 def upsample_trilinear(x: SparseTensor, scale: TripleLike, *, out: Target | None = None) -> SparseTensor:
@@ -55,6 +57,8 @@ def upsample_trilinear(x: SparseTensor, scale: TripleLike, *, out: Target | None
     check_tensor(x)
     kernel = Kernel.of(scale, scale)
     key = _fine_key(x, kernel, out, "upsample_trilinear")
+    if x.key.static or key.static:
+        return SparseTensor._of(key, _interpolated(x, key, kernel), x)
     sites = host.view(key.coords)[: key.count].astype(np.int64)
     low, part = [], []
     for axis, s in enumerate(kernel.stride):
@@ -62,7 +66,26 @@ def upsample_trilinear(x: SparseTensor, scale: TripleLike, *, out: Target | None
         low.append(np.floor_divide(place, 2 * s))
         part.append((place - 2 * s * low[-1]) / (2 * s))
     rows, weights = interpolate.corners(x.key.index, sites[:, 0], low, part)
-    return SparseTensor._of(key, interpolate.interpolate(x.feats, rows, weights, key.capacity))
+    return SparseTensor._of(key, interpolate.interpolate(x.feats, rows, weights, key.capacity), x)
+
+
+def _interpolated(x: SparseTensor, key: CoordinateMapKey, kernel: Kernel) -> mx.array:
+    """upsample_trilinear on the device, reading nothing."""
+    scale = mx.array(kernel.stride, mx.int32)
+    place = 2 * key.coords[:, 1:] + (1 - scale)
+    low = floor_divide(place, (2 * kernel.stride[0], 2 * kernel.stride[1], 2 * kernel.stride[2]))
+    part = (place - 2 * scale * low).astype(mx.float32) / (2 * scale).astype(mx.float32)
+    rows, weights = [], []
+    for corner in np.ndindex(2, 2, 2):
+        step = mx.array(corner, mx.int32)
+        there = mx.concatenate([key.coords[:, :1], low + step], axis=1)
+        weight = mx.prod(mx.where(step == 1, part, 1 - part), axis=1)
+        found = mx.where(weight > 0, static.rows_of(x.key, there), -1)
+        rows.append(found.astype(mx.int32))
+        weights.append(mx.where(found < 0, 0, weight))
+    table, weight = mx.stack(rows), mx.stack(weights)
+    total = weight.sum(axis=0)
+    return rows_kernel.interpolate_on_device(x.feats, table, weight / mx.where(total > 0, total, 1))
 
 
 def _fine_key(x: SparseTensor, kernel: Kernel, out: Target | None, name: str) -> CoordinateMapKey:

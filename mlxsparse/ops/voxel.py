@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend import host
+from ..backend.features import as_features, check_features
 from ..coords import CoordinateManager, default_manager
 from ..coords.geometry import TripleLike
 from ..coords.keys import check_coordinates
@@ -20,7 +21,7 @@ from ..engine.quantise import merge, place_in_group, quantise
 from ..engine.rows import Segments, segment_reduce, take_rows
 from ..engine.sorting import columns_of
 from ..errors import CoordinateRangeError, DTypeError, MLXSparseError, ShapeError
-from ..tensor import SparseTensor, _check_feats, check_features
+from ..tensor import SparseTensor
 
 REDUCTIONS = ("mean", "sum", "max", "min", "first")
 
@@ -238,7 +239,7 @@ def coalesce(
     """
     if reduce not in REDUCTIONS:
         raise MLXSparseError(f"reduce must be one of {REDUCTIONS}, got {reduce!r}")
-    values = _check_feats(feats)
+    values = as_features(feats)
     rows = host.view(check_coordinates(coords))
     if len(rows) != values.shape[0]:
         raise ShapeError(f"coords has {len(rows)} rows, feats has {values.shape[0]}; they must agree")

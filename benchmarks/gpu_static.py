@@ -1,0 +1,168 @@
+"""Static capacity on a GPU: compiled networks beside eager ones, and a stream of frames (cases of gpu.py)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn
+import mlx.optimizers
+import numpy as np
+
+import mlxsparse as ms
+from benchmarks.gpu_cases import BLOCKS, CLASSES, IN_CHANNELS, LEVELS, measure
+from mlxsparse.models.minkunet import MinkUNet, ModelArgs
+
+FRAMES = 50
+Result = dict[str, float]
+
+
+def wait(result: Any) -> None:
+    mx.eval(result)
+    mx.synchronize()
+
+
+def network(dtype: mx.Dtype) -> MinkUNet:
+    mx.random.seed(0)
+    made = MinkUNet(ModelArgs(IN_CHANNELS, CLASSES, LEVELS, BLOCKS))
+    made.set_dtype(dtype)
+    mx.eval(made.parameters())
+    return made
+
+
+def coarse_counts(coords: np.ndarray) -> list[int]:
+    """Sites of each coarser level of the network."""
+    counts, sites = [], coords.astype(np.int64)
+    for _ in LEVELS[1:]:
+        sites = np.concatenate([sites[:, :1], sites[:, 1:] // 2], axis=1)
+        sites = np.unique(sites, axis=0)
+        counts.append(len(sites))
+    return counts
+
+
+def padded(coords: mx.array, feats: mx.array, capacity: int, batch_size: int) -> ms.SparseTensor:
+    """A tensor of fixed capacity of which nothing is read."""
+    x = ms.SparseTensor(coords, feats, batch_size=batch_size, validate=False)
+    return x.with_capacity(capacity)
+
+
+def frames(coords: np.ndarray, number: int) -> list[np.ndarray]:
+    """`number` parts of a cloud, from half of it to the whole, none of the size of another."""
+    ranked = coords[np.argsort(coords[:, 1], kind="stable")]
+    sizes = np.linspace(0.5, 1, number) * len(ranked)
+    order = np.random.default_rng(0).permutation(number)
+    scan = np.random.default_rng(1).permutation  # rows of a scan come in no order of ours
+    return [scan(ranked[: int(sizes[i])]) for i in order]
+
+
+def cases(name: str, coords: np.ndarray, batch_size: int) -> Iterator[tuple[str, Callable[[], Result]]]:
+    """Cases of one cloud, (N, 4) int32."""
+    n = len(coords)
+    levels = tuple(ms.bucket(c, 8) for c in coarse_counts(coords))
+    on_device = mx.array(coords) + 0
+    mx.eval(on_device)
+
+    def feats_of(n: int, dtype: mx.Dtype) -> mx.array:
+        mx.random.seed(1)
+        feats = mx.random.normal((n, IN_CHANNELS)).astype(dtype)
+        mx.eval(feats)
+        return feats
+
+    def infer(check: str, dtype: mx.Dtype = mx.float16, bounds: Any = None) -> Result:
+        net = network(dtype)
+        net.eval()
+        feats, capacity = feats_of(n, dtype), ms.bucket(n, 8)
+        step = ms.compile(net, check=check, bounds=bounds)
+
+        def run() -> Any:
+            x = padded(on_device, feats, capacity, batch_size)
+            return step(x, capacity=levels).feats
+
+        wanted = net(ms.SparseTensor(on_device, feats, batch_size=batch_size)).feats
+        got = run()[:n]
+        error = mx.abs(got.astype(mx.float32) - wanted.astype(mx.float32)).max() / mx.abs(wanted).max()
+        found = measure(run, wait, 10)
+        step.check()
+        return {**found, "error": float(f"{error.item():.1e}"), "compilations": step.compilations}
+
+    def eager_static() -> Result:
+        net = network(mx.float16)
+        net.eval()
+        feats, capacity = feats_of(n, mx.float16), ms.bucket(n, 8)
+        return measure(
+            lambda: net(padded(on_device, feats, capacity, batch_size), capacity=levels).feats, wait, 10
+        )
+
+    def train() -> Result:
+        net = network(mx.float16)
+        feats, capacity = feats_of(n, mx.float16), ms.bucket(n, 8)
+        labels = mx.random.randint(0, CLASSES, (capacity,))
+        optimizer = mlx.optimizers.SGD(1e-3)
+        optimizer.init(net.trainable_parameters())
+
+        def loss(net: MinkUNet, x: ms.SparseTensor) -> mx.array:
+            logits = net(x, capacity=levels).feats.astype(mx.float32)
+            each = mlx.nn.losses.cross_entropy(logits, labels, reduction="none")
+            return mx.where(mx.arange(capacity) < x.active_rows, each, 0).sum() / x.active_rows
+
+        def update(x: ms.SparseTensor) -> mx.array:
+            value, gradient = mlx.nn.value_and_grad(net, loss)(net, x)
+            optimizer.update(net, gradient)
+            return value
+
+        state = [net.state, optimizer.state]
+        step = ms.compile(update, state, state)
+
+        def run() -> Any:
+            value = step(padded(on_device, feats, capacity, batch_size))
+            return value, net.parameters()
+
+        found = measure(run, wait, 5)
+        return {**found, "loss": round(run()[0].item(), 3), "compilations": step.compilations}
+
+    def stream(compiled: bool) -> Result:
+        net = network(mx.float16)
+        net.eval()
+        parts = [(mx.array(part) + 0, feats_of(len(part), mx.float16)) for part in frames(coords, FRAMES)]
+        mx.eval(parts)
+        box = tuple(map(int, coords[:, 1:].min(axis=0))), tuple(int(v) + 1 for v in coords[:, 1:].max(axis=0))
+        step = ms.compile(net, check="late", bounds=box)
+
+        def one(part: tuple[mx.array, mx.array]) -> mx.array:
+            if compiled:
+                return step(padded(*part, ms.bucket(n, 8), batch_size), capacity=levels).feats
+            return net(ms.SparseTensor(*part, batch_size=batch_size)).feats
+
+        wait(one(parts[0]))
+        if compiled:
+            for part in parts[:3]:
+                wanted = net(ms.SparseTensor(*part, batch_size=batch_size)).feats
+                got = one(part)[: len(wanted)]
+                if mx.abs(got - wanted).max().item() > 2e-2 * mx.abs(wanted).max().item():
+                    raise ValueError("a frame differs from the eager result")
+        start = time.perf_counter()
+        for part in parts:
+            wait(one(part))
+        each = 1e3 * (time.perf_counter() - start) / len(parts)
+        start = time.perf_counter()
+        for part in parts:
+            mx.async_eval(one(part))
+        mx.synchronize()
+        chain = 1e3 * (time.perf_counter() - start) / len(parts)
+        step.check()
+        return {"sync": round(each, 4), "chain": round(chain, 4), "compilations": step.compilations}
+
+    yield "fp16 MinkUNet inference, maps and all, compiled", lambda: infer("step")
+    yield "fp16 MinkUNet inference, maps and all, compiled, late check", lambda: infer("late")
+    box = tuple(map(int, coords[:, 1:].min(axis=0))), tuple(int(v) + 1 for v in coords[:, 1:].max(axis=0))
+    yield (
+        "fp16 MinkUNet inference, maps and all, compiled, late check, bounds",
+        lambda: infer("late", bounds=box),
+    )
+    yield "fp32 MinkUNet inference, maps and all, compiled", lambda: infer("step", mx.float32)
+    yield "fp16 MinkUNet inference, maps and all, static, eager", eager_static
+    yield "fp16 MinkUNet training step, compiled", train
+    yield f"fp16 MinkUNet, {FRAMES} frames, eager", lambda: stream(False)
+    yield f"fp16 MinkUNet, {FRAMES} frames, compiled", lambda: stream(True)

@@ -1,0 +1,35 @@
+"""Feature arrays (n, C): their types, and padding rows set to 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import DTypeError, ShapeError
+
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+_NUMPY_FLOATS = (np.float32, np.float16)
+
+
+def as_features(feats: Any) -> mx.array:
+    check_features(feats)
+    return mx.array(np.ascontiguousarray(feats)) if isinstance(feats, np.ndarray) else feats
+
+
+def check_features(feats: Any) -> Any:
+    """`feats`, an MLX or NumPy array (n, C) of a float type that we take."""
+    if not isinstance(feats, (mx.array, np.ndarray)):
+        raise DTypeError(f"feats must be an mlx or numpy array (n, C), got {type(feats).__name__}")
+    if feats.dtype not in (_NUMPY_FLOATS if isinstance(feats, np.ndarray) else FLOATS):
+        raise DTypeError(f"feats must be float32, float16 or bfloat16, got {feats.dtype}; use .astype")
+    if feats.ndim != 2:
+        raise ShapeError(f"feats must have shape (n, C), got {tuple(feats.shape)}")
+    return feats
+
+
+def zero_padding(feats: mx.array, active_rows: mx.array) -> mx.array:
+    """feats (capacity, C) with 0 in the rows from `active_rows` on, whatever they held."""
+    live = (mx.arange(feats.shape[0]) < active_rows)[:, None]
+    return mx.where(live, feats, mx.zeros((), feats.dtype))

@@ -1,0 +1,103 @@
+"""Error bits that travel with a sparse tensor: what went wrong where no operator could wait and look.
+
+A status is (5,) int32: bits, the rows that the first overflow needed, and the stride (x, y, z) it was at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+
+import mlx.core as mx
+
+from ..errors import CapacityError, CoordinateRangeError, MLXSparseError
+from .host import view
+
+OVERFLOW, RANGE, EMPTY, OUTSIDE = 1, 2, 4, 8
+
+_clear: weakref.WeakValueDictionary[int, mx.array] = weakref.WeakValueDictionary()
+
+
+def clear() -> mx.array:
+    """The status of what was checked on the host. An array of its own: a trace tells inputs by identity."""
+    made = mx.array([0, 0, 0, 0, 0], mx.int32)
+    _clear[id(made)] = made
+    return made
+
+
+def is_clear(status: mx.array) -> bool:
+    """Whether it came from `clear`: nothing needs to be read."""
+    return _clear.get(id(status)) is status
+
+
+def combined(first: mx.array, *others: mx.array) -> mx.array:
+    """Bits of all; rows and stride of the first that has any."""
+    found = first
+    for part in others:
+        if part is found or is_clear(part):
+            continue
+        found = part if is_clear(found) else _first(found, part)
+    return found
+
+
+def _first(a: mx.array, b: mx.array) -> mx.array:
+    place = mx.arange(5) == 0
+    return mx.where(place, a | b, mx.where(a[:1] != 0, a, b))
+
+
+def overflow(
+    total: mx.array, capacity: int, outside: mx.array, stride: tuple[int, int, int]
+) -> mx.array:
+    """Status of a created set of `total` sites in `capacity` rows; outside: bool, it left its range."""
+    bits = mx.where(total > capacity, OVERFLOW, 0) | mx.where(outside, RANGE, 0)
+    place = mx.arange(5)
+    found = mx.where(place == 0, bits, mx.where(place == 1, total, mx.array([0, 0, *stride], mx.int32)))
+    found = mx.where(bits != 0, found, 0).astype(mx.int32)
+    _tell(found)
+    return found
+
+
+def report(wrong: mx.array, bit: int) -> None:
+    """Tell those who watch that something went wrong (a bool on the device) where no tensor can carry it."""
+    _tell(mx.where(wrong & (mx.arange(5) == 0), bit, 0).astype(mx.int32))
+
+
+def _tell(status: mx.array) -> None:
+    for seen in _watching:
+        seen.append(status)
+
+
+_watching: list[list[mx.array]] = []
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[list[mx.array]]:
+    """The statuses of all sets that are created inside."""
+    seen: list[mx.array] = []
+    _watching.append(seen)
+    try:
+        yield seen
+    finally:
+        _watching.pop()
+
+
+def raise_for(status: mx.array) -> None:
+    """Read a status, and raise what it tells of: CapacityError, CoordinateRangeError or MLXSparseError."""
+    if is_clear(status):
+        return
+    bits, needed, *stride = view(status + 0).tolist()
+    if bits & RANGE:
+        raise CoordinateRangeError(
+            f"the sites of stride {tuple(stride)} leave (-2**30, 2**30), their spatial_shape, or a box of "
+            "2**62 cells, so the set was left empty: shift or crop the coordinates"
+        )
+    if bits & OVERFLOW:
+        raise CapacityError(
+            f"the sites of stride {tuple(stride)} need {needed} rows and had less: pass a capacity= of at "
+            f"least {needed} there (mlxsparse.bucket({needed}) leaves room)"
+        )
+    if bits & OUTSIDE:
+        raise CoordinateRangeError("dense: a site lies outside the grid; pass shape= and origin= that fit")
+    if bits & EMPTY:
+        raise MLXSparseError("global_max_pool: a batch item has no sites; pass empty=value")

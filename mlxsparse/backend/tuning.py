@@ -1,0 +1,148 @@
+"""Which path a convolution takes on a GPU: forced, measured on this machine, or the default.
+
+Paths: "tiles", the kernel over rows ordered by taps; "rows", the kernel that needs no order; "gather", MLX's
+own gather and matrix product. ``MLXSPARSE_PATH`` forces one, `forced` does so in code, and
+``mlxsparse tune --device gpu`` measures them and writes a table that is read from then on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from ..errors import CheckpointError, MLXSparseError
+from .device import trace
+
+PATHS = ("tiles", "rows", "gather")
+VERSION = 1
+_forced: str | None = None
+
+
+class Case(NamedTuple):
+    """What the choice depends on."""
+
+    dtype: str  # "float32", "float16" or "bfloat16"
+    rows: int  # of the output
+    taps: int
+    channels_in: int
+    channels_out: int
+
+    def distance(self, other: Case) -> float:
+        """Between two cases of one dtype, in octaves."""
+        return sum(abs(math.log2(max(a, 1) / max(b, 1))) for a, b in zip(self[1:], other[1:]))
+
+
+@contextlib.contextmanager
+def forced(path: str) -> Iterator[None]:
+    """Convolutions inside take this path; MLXSparseError if a call cannot."""
+    global _forced
+    before, _forced = _forced, _checked(path, "forced")
+    try:
+        yield
+    finally:
+        _forced = before
+
+
+def _checked(path: str, source: str) -> str:
+    if path not in PATHS:
+        raise MLXSparseError(f"{source}: the path of a convolution must be one of {PATHS}, got {path!r}")
+    return path
+
+
+def choose(case: Case, possible: tuple[str, ...]) -> str:
+    """Path for a call; `possible` names those that can run it, the default first."""
+    return _choice(case, possible, _forced or os.environ.get("MLXSPARSE_PATH", ""), device_name())
+
+
+@functools.lru_cache(maxsize=4096)
+def _choice(case: Case, possible: tuple[str, ...], wanted: str, device: str) -> str:
+    if wanted:
+        if _checked(wanted, "MLXSPARSE_PATH") not in possible:
+            raise MLXSparseError(
+                f"the path {wanted!r} was forced, and this convolution ({case}) can only take {possible}: "
+                "groups take 'rows' alone, and float32 on CUDA takes 'gather' with MLXSPARSE_FP32=tf32 alone"
+            )
+        found, why = wanted, "forced"
+    else:
+        times = {path: ms for path, ms in _nearest(case, device).items() if path in possible}
+        found, why = possible[0], "default"
+        if times:
+            found, why = min(times, key=lambda path: times[path]), "measured"
+    trace(
+        f"convolution path {found} ({why}): {case.dtype} {case.channels_in} -> {case.channels_out} channels, "
+        f"{case.taps} taps, {case.rows} rows",
+        once=True,
+    )
+    return found
+
+
+# ---------------------------------------------------------------- the table
+
+
+def table_path() -> pathlib.Path:
+    """Where the table is: MLXSPARSE_TUNING, else tuning.json in the user's cache folder of mlxsparse."""
+    named = os.environ.get("MLXSPARSE_TUNING", "")
+    if named:
+        return pathlib.Path(named)
+    cache = os.environ.get("XDG_CACHE_HOME", "") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(cache) / "mlxsparse" / "tuning.json"
+
+
+@functools.cache
+def device_name() -> str:
+    """Name of the GPU, which a table is for."""
+    info = getattr(mx, "device_info", None)
+    return str(info().get("device_name", "")) if info else str(mx.default_device())
+
+
+def write(results: list[tuple[Case, dict[str, float]]], path: pathlib.Path) -> None:
+    """Write milliseconds of each path by case, for this machine's GPU."""
+    entries = [{"case": list(case), "ms": times} for case, times in results]
+    content = {"version": VERSION, "device": device_name(), "entries": entries}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(temporary, path)
+    forget()
+
+
+@functools.lru_cache(maxsize=4)
+def _table(path: pathlib.Path, device: str) -> tuple[tuple[Case, dict[str, float]], ...]:
+    """Entries of the table, none where there is no table or it is for another GPU or version."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"cannot read the tuning table {str(path)!r}: {error}; delete it or run `mlxsparse tune` again"
+        ) from error
+    try:
+        if (content["version"], content["device"]) != (VERSION, device):
+            trace(f"tuning table {path} is for {content['device']}, not for {device}: not used", once=True)
+            return ()
+        return tuple((Case(*entry["case"]), dict(entry["ms"])) for entry in content["entries"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"the tuning table {str(path)!r} is malformed ({error!r}): delete it or run `mlxsparse tune`"
+        ) from error
+
+
+def _nearest(case: Case, device: str) -> dict[str, float]:
+    """Times of the case of the table that is nearest, if there is one."""
+    entries = [e for e in _table(table_path(), device) if e[0].dtype == case.dtype]
+    return min(entries, key=lambda entry: entry[0].distance(case))[1] if entries else {}
+
+
+def forget() -> None:
+    """Read the table again at the next call."""
+    _table.cache_clear()
+    _choice.cache_clear()

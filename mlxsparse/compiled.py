@@ -1,0 +1,299 @@
+"""`mlxsparse.compile`: functions of sparse tensors compiled by MLX, for any frame that fits their capacity.
+
+Inside the trace a tensor's capacity is known and its number of sites is not, so one compilation serves every
+frame of the same capacity, and nothing waits for the device. What overflowed is told by a status, which is
+read after the step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import mlx.core as mx
+import mlx.nn
+
+from .backend import executor, trace
+from .backend.kernel_sites import Extent
+from .backend.library import begin
+from .backend.status import clear, combined, is_clear, raise_for, watching
+from .coords import CoordinateMapKey
+from .coords.geometry import Triple, triple
+from .errors import MLXSparseError, ShapeError, TracedOnHostError
+from .tensor import SparseTensor
+
+Tree = Any
+Bounds: TypeAlias = "tuple[Triple, Triple]"
+tracer: Callable[..., Any] = mx.compile  # tests replace it where kernels do not run inside a trace
+
+
+def bucket(n: int, steps: int = 2) -> int:
+    """A capacity of at least `n` that frames of like size share: a power of 2^(1/steps), in multiples of 256.
+
+    ``x.with_capacity(mlxsparse.bucket(x.num_active))`` makes frames of different sizes use one compilation.
+    """
+    if steps < 1:
+        raise MLXSparseError(f"bucket: steps must be at least 1, got {steps}")
+    if n <= 256:
+        return 256
+    exponent = math.ceil(math.log2(n) * steps - 1e-9)
+    return -(-max(n, round(2 ** (exponent / steps))) // 256) * 256
+
+
+def compile(
+    function: Callable[..., Any],
+    inputs: Tree = None,
+    outputs: Tree = None,
+    *,
+    bounds: Bounds | None = None,
+    check: Literal["step", "late"] = "step",
+) -> Compiled:
+    """`function` compiled by mx.compile on a GPU; arguments and results may hold sparse tensors.
+
+    Tensors keep their identity: a result on the sites of an argument has its key. The number of sites is not
+    known inside, so every set that `function` makes needs a capacity: the input's suffices for "parents" and
+    for K = s, `capacity=` gives another. Frames of one capacity share a compilation (`bucket`).
+
+    After each call the status is read, and CapacityError names the stride and the rows that were needed. With
+    check="late" the status of a call is read after the next one has started, so that nothing waits, and
+    ``step.check()`` reads the last.
+
+    On the CPU device operators need values: the function runs eagerly there, and the trace
+    (``MLXSPARSE_TRACE=1``) says so.
+
+    Args:
+        function: a function, or a module, whose parameters are then inputs (and outputs while it trains).
+        inputs, outputs: as for mx.compile, state that the function reads and writes.
+        bounds: ((x0, y0, z0), (x1, y1, z1)), half-open, in units of the first lattice: where the sites of all
+            arguments lie. Sets are then made in less time; a site outside leaves its level empty and raises
+            CoordinateRangeError with the check.
+    """
+    if check not in ("step", "late"):
+        raise MLXSparseError(f'check must be "step" or "late", got {check!r}')
+    if bounds is not None:
+        low, high = (triple(end, "bounds") for end in bounds)
+        if any(a >= b for a, b in zip(low, high)):
+            raise ShapeError(f"bounds must have a lower and a higher corner, got {bounds}")
+        bounds = low, high
+    return Compiled(function, inputs, outputs, bounds, late=check == "late")
+
+
+class Compiled:
+    """What `compile` returns: call it as the function. `compilations` counts the traces."""
+
+    def __init__(
+        self, function: Callable[..., Any], inputs: Tree, outputs: Tree, bounds: Bounds | None, *, late: bool
+    ):
+        self.function = function
+        self.compilations = 0
+        self._state = inputs, outputs
+        self._late, self._bounds = late, bounds
+        self._plans: dict[Any, _Plan] = {}
+        self._pending: list[mx.array] = []
+        named = type(function) if isinstance(function, mlx.nn.Module) else function
+        functools.update_wrapper(self, named, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if executor() == "host":
+            name = getattr(self.function, "__name__", type(self.function).__name__)
+            trace(f"compile: {name} runs eagerly: coordinates are derived on the host", once=True)
+            result = self.function(*args, **kwargs)
+            _map(result, lambda x: x.check())
+            return result
+        keys: list[CoordinateMapKey] = []
+        signature = (str(mx.default_device()), *_signature((args, kwargs), keys))
+        if isinstance(self.function, mlx.nn.Module):
+            signature += (self.function.training,)
+        plan = self._plans.get(signature)
+        if plan is None:
+            plan = self._plans[signature] = self._plan(signature)
+        result, status = plan.run(args, kwargs)
+        result = _attached(result, plan.slots, keys)
+        earlier = len(self._pending)
+        if status is not None:
+            self._pending.append(status)
+            begin(status, *_arrays(result))
+        # Inside another transformation a status has no value yet: it is looked at with the next call.
+        with contextlib.suppress(TracedOnHostError):
+            self._look(earlier if self._late else len(self._pending))
+        return result
+
+    def check(self) -> None:
+        """Raise CapacityError if a call so far overflowed a capacity and no error told of it."""
+        self._look(len(self._pending))
+
+    def _look(self, number: int) -> None:
+        """Read the first statuses that wait for it; each is told once."""
+        for _ in range(number):
+            try:
+                raise_for(self._pending[0])
+            except TracedOnHostError:
+                raise
+            except MLXSparseError:
+                del self._pending[0]
+                raise
+            del self._pending[0]
+
+    def _plan(self, signature: tuple[Any, ...]) -> _Plan:
+        slots: list[_Slot] = []
+        function, (inputs, outputs) = self.function, self._state
+        if isinstance(function, mlx.nn.Module) and inputs is None:
+            inputs = function.state
+            outputs = function.state if function.training and outputs is None else outputs
+
+        def body(args: Tree, kwargs: Tree) -> Tree:
+            self.compilations += 1
+            inner: list[CoordinateMapKey] = []
+            args, kwargs = _inside((args, kwargs), signature, inner, self._bounds)
+            with watching() as seen:
+                result = function(*args, **kwargs)
+            slots[:] = _slots(result, inner)
+            return result, combined(*seen) if seen else None
+
+        return _Plan(tracer(body, inputs=inputs, outputs=outputs), slots)
+
+
+class _Plan(NamedTuple):
+    run: Callable[..., Any]
+    slots: list[_Slot]
+
+
+class _Slot(NamedTuple):
+    """Which key a sparse tensor of the result has: an argument's, or one made inside."""
+
+    argument: int | None
+    made: int
+    parent: _Slot | None
+    presorted: bool
+    clear: bool  # its status cannot tell of anything
+
+
+# ---------------------------------------------------------------- trees of tensors
+
+
+def _map(tree: Tree, act: Callable[[SparseTensor], Any]) -> Tree:
+    """`tree` with each sparse tensor replaced by what `act` makes of it."""
+    if isinstance(tree, SparseTensor):
+        return act(tree)
+    if isinstance(tree, dict):
+        return {name: _map(value, act) for name, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        values = [_map(value, act) for value in tree]
+        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+    return tree
+
+
+def _arrays(tree: Tree) -> list[mx.array]:
+    if isinstance(tree, SparseTensor):
+        return [tree.feats]
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    if isinstance(tree, (list, tuple)):
+        return [a for value in tree for a in _arrays(value)]
+    return [tree] if isinstance(tree, mx.array) else []
+
+
+def _signature(tree: Tree, keys: list[CoordinateMapKey]) -> tuple[Any, ...]:
+    """What a trace depends on besides values; `keys` becomes the distinct keys of the arguments."""
+    if isinstance(tree, SparseTensor):
+        place = _place(tree.key, keys)
+        parent = tree.key.parent
+        known = keys.index(parent) if parent in keys else None
+        flags = place, known, tree.key._record.presorted, is_clear(tree.status)
+        static = tree.stride, tree.batch_size, tree.spatial_shape
+        return (("sparse", *flags, tree.capacity, tree.num_channels, tree.dtype, *static),)
+    if isinstance(tree, mx.array):
+        return ((tuple(tree.shape), tree.dtype),)
+    if isinstance(tree, dict):
+        return tuple(p for name, value in tree.items() for p in ((name,), *_signature(value, keys)))
+    if isinstance(tree, (list, tuple)):
+        return (len(tree), *(p for value in tree for p in _signature(value, keys)))
+    return (tree,)
+
+
+def _place(key: CoordinateMapKey, keys: list[CoordinateMapKey]) -> int:
+    if key not in keys:
+        keys.append(key)
+    return keys.index(key)
+
+
+def _inside(
+    tree: Tree, signature: tuple[Any, ...], keys: list[CoordinateMapKey], bounds: Bounds | None
+) -> Tree:
+    """Traced arguments with keys as their signature tells; `keys` becomes the distinct ones."""
+    parts = iter([p for p in signature if isinstance(p, tuple) and p and p[0] == "sparse"])
+
+    def attach(x: SparseTensor) -> SparseTensor:
+        _, place, parent, presorted, unread, *_ = next(parts)
+        status = clear() if unread else x.status
+        if place == len(keys):
+            above = None if parent is None or parent >= place else keys[parent]
+            key = x.manager.adopt_traced(
+                x.coords, x.active_rows, status, x.stride, x.batch_size, x.spatial_shape, parent=above
+            )
+            key.rebuilt = False
+            key._record.presorted = presorted
+            key._record.batch_counts = x.batch_counts
+            if bounds is not None:
+                key._record._extent = _extent(bounds, x.stride, x.batch_size)
+            keys.append(key)
+        key = keys[place]
+        leaves = [key.coords, x.feats, key.active_rows, key.batch_counts, status]
+        return SparseTensor._make((*leaves, x.stride, x.batch_size, x.spatial_shape), key, x.manager)
+
+    return _map(tree, attach)
+
+
+def _extent(bounds: Bounds, stride: Triple, batch_size: int) -> Extent:
+    low = [a // s for a, s in zip(bounds[0], stride)]
+    x, y, z = (-(-b // s) - a for a, b, s in zip(low, bounds[1], stride))
+    return Extent((low[0], low[1], low[2]), (x, y, z), batch_size)
+
+
+def _slots(tree: Tree, arguments: list[CoordinateMapKey]) -> list[_Slot]:
+    made: list[CoordinateMapKey] = []
+
+    def slot(key: CoordinateMapKey, unread: bool) -> _Slot:
+        if key in arguments:
+            return _Slot(arguments.index(key), -1, None, False, unread)
+        number = _place(key, made)
+        parent = key.parent
+        above = None if parent is None else slot(parent, True)
+        return _Slot(None, number, above, key._record.presorted, unread)
+
+    slots: list[_Slot] = []
+    _map(tree, lambda x: slots.append(slot(x.key, is_clear(x.status))))
+    return slots
+
+
+def _attached(tree: Tree, slots: list[_Slot], arguments: list[CoordinateMapKey]) -> Tree:
+    """The results of a compiled call with the keys that `slots` tell."""
+    made: dict[int, CoordinateMapKey] = {}
+    rest = iter(slots)
+
+    def attach(x: SparseTensor) -> SparseTensor:
+        slot = next(rest)
+        status = clear() if slot.clear else x.status
+        if slot.argument is not None:
+            key = arguments[slot.argument]
+        elif slot.made in made:
+            key = made[slot.made]
+        else:
+            above = slot.parent
+            parent = None
+            if above is not None:
+                parent = made.get(above.made) if above.argument is None else arguments[above.argument]
+            key = x.manager.adopt_traced(
+                x.coords, x.active_rows, status, x.stride, x.batch_size, x.spatial_shape, parent=parent
+            )
+            key.rebuilt = False
+            key._record.presorted = slot.presorted
+            key._record.batch_counts = x.batch_counts
+            made[slot.made] = key
+        leaves = [key.coords, x.feats, key.active_rows, key.batch_counts, status]
+        return SparseTensor._make((*leaves, x.stride, x.batch_size, x.spatial_shape), key, key.manager)
+
+    return _map(tree, attach)

@@ -1,0 +1,122 @@
+"""Paths of a convolution: equal results, forced and measured choice, and the command that measures."""
+
+from __future__ import annotations
+
+import json
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlxsparse as ms
+from mlxsparse.backend import tuning
+from mlxsparse.cli import tune
+from mlxsparse.cli.main import main
+from mlxsparse.errors import CheckpointError, MLXSparseError
+from tests.test_static import kernels as kernels
+from tests.test_static import needs_kernels, tensor, weight
+
+pytestmark = needs_kernels
+
+
+@pytest.fixture(autouse=True)
+def no_table(monkeypatch, tmp_path):
+    monkeypatch.setenv("MLXSPARSE_TUNING", str(tmp_path / "tuning.json"))
+    monkeypatch.delenv("MLXSPARSE_PATH", raising=False)
+    monkeypatch.setenv("MLXSPARSE_FP32", "tf32")  # so that every path may run on CUDA
+    tuning.forget()
+    yield
+    tuning.forget()
+
+
+def outcome(x, w, b, **how):
+    def loss(f, w, b):
+        return ms.ops.conv3d(x.replace(f), w, b, **how).feats
+
+    y = loss(x.feats, w, b)
+    mixed = mx.array(np.random.default_rng(1).standard_normal(y.shape).astype(np.float32))
+    gradients = mx.grad(lambda *a: (loss(*a).astype(mx.float32) * mixed).sum(), (0, 1, 2))(x.feats, w, b)
+    return [np.array(a.astype(mx.float32)) for a in (y, *gradients)]
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("capacity", [None, 96])
+def test_paths_agree(kernels, dtype, capacity, monkeypatch):
+    monkeypatch.setattr("mlxsparse.engine.conv_gather.PIECE_BYTES", 8192)  # several pieces
+    x = tensor(80).astype(dtype)
+    x = x if capacity is None else x.with_capacity(capacity)
+    w, b = weight(5, 3, 4).astype(dtype), mx.ones((5,)).astype(dtype)
+    results = {}
+    for path in tuning.PATHS:
+        with tuning.forced(path):
+            results[path] = outcome(x, w, b, stride=2, support="parents")
+    for path in ("rows", "gather"):
+        for got, wanted in zip(results[path], results["tiles"]):
+            close = 2e-2 if dtype != mx.float32 or ms.backend.library.on_cuda() else 1e-5
+            np.testing.assert_allclose(got, wanted, rtol=close, atol=close * max(1, np.abs(wanted).max()))
+
+
+def test_choice_by_variable_and_table_is_traced(kernels, monkeypatch, capfd):
+    monkeypatch.setenv("MLXSPARSE_TRACE", "1")
+    x, w = tensor(40), weight(5, 3, 4)
+    case = tuning.Case("float32", 40, 27, 4, 5)
+    assert tuning.choose(case, tuning.PATHS) == "tiles"
+    far = tuning.Case("float32", 10**6, 27, 256, 256)
+    times = {"tiles": 3.0, "rows": 2.0, "gather": 1.0}
+    tuning.write(
+        [(case, times), (far, {"tiles": 1.0}), (case._replace(dtype="float16"), {"rows": 1.0})],
+        tuning.table_path(),
+    )
+    ms.ops.subm_conv3d(x, w)
+    assert "convolution path gather (measured): float32 4 -> 5 channels" in capfd.readouterr().err
+    assert tuning.choose(far, tuning.PATHS) == "tiles"
+    assert tuning.choose(case, ("tiles", "rows")) == "rows"
+    assert ms.backend.info()["tuning_table"] == str(tuning.table_path())
+    monkeypatch.setenv("MLXSPARSE_PATH", "rows")
+    ms.ops.subm_conv3d(x, w)
+    assert "convolution path rows (forced)" in capfd.readouterr().err
+    with tuning.forced("tiles"):
+        assert tuning.choose(case, tuning.PATHS) == "tiles"
+    with pytest.raises(MLXSparseError, match="was forced"):
+        tuning.choose(case, ("tiles",))
+    monkeypatch.setenv("MLXSPARSE_PATH", "fast")
+    with pytest.raises(MLXSparseError, match="must be one of"):
+        ms.ops.subm_conv3d(x, w)
+
+
+def test_tables_of_another_gpu_and_broken_ones(monkeypatch):
+    case, path = tuning.Case("float16", 100, 27, 8, 8), tuning.table_path()
+    tuning.write([(case, {"rows": 1.0})], path)
+    assert tuning.choose(case, tuning.PATHS) == "rows"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "device": "another"}))
+    tuning.forget()
+    assert tuning.choose(case, tuning.PATHS) == "tiles"
+    for text in ("{", json.dumps({**content, "entries": [{"case": [1]}]}), "[]"):
+        path.write_text(text)
+        tuning.forget()
+        with pytest.raises(CheckpointError, match="mlxsparse tune"):
+            tuning.choose(case, tuning.PATHS)
+
+
+def test_groups_take_their_path_and_say_so(kernels):
+    x, w = tensor(30), weight(4, 3, 2)
+    ms.ops.subm_conv3d(x, w, groups=2)
+    with tuning.forced("gather"), pytest.raises(MLXSparseError, match="groups"):
+        ms.ops.subm_conv3d(x, w, groups=2)
+
+
+def test_tune_writes_what_the_choice_reads(kernels, capsys):
+    results = tune.measure([40], [4], ["float32", "float16"], 1)
+    assert [set(times) for _, times in results] == [set(tuning.PATHS)] * 2
+    tuning.write(results, tuning.table_path())
+    best = min(results[0][1], key=results[0][1].get)
+    assert tuning.choose(results[0][0], tuning.PATHS) == best
+    assert 20 < len(tune.surface(40)) < 160 and 2000 < len(tune.surface(3000)) < 6000
+
+
+def test_tune_needs_a_gpu(capsys):
+    before = mx.default_device()
+    assert main(["tune", "--device", "cpu"]) == 2
+    assert "--device gpu" in capsys.readouterr().err
+    mx.set_default_device(before)

@@ -1,0 +1,121 @@
+"""Static capacity inside traces of MLX: nothing is read, one compilation serves all frames, identity is kept.
+
+Kernels that compute nothing (`lazy`) stand in for real ones, on any machine.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+import mlxsparse as ms
+from mlxsparse import ops
+from mlxsparse.backend import device as backend_device
+from mlxsparse.backend import library
+from mlxsparse.errors import CapacityError, TracedOnHostError
+
+from .test_static import OPERATORS, eval_mode, frame, same, small_net, tensor, weight
+
+
+def _lazy(name, input_names, output_names, source, header="", **_):
+    def run(*, inputs, output_shapes, output_dtypes, init_value=None, **_):
+        tie = sum(a.reshape(-1)[0].astype(mx.float32) * 0 for a in inputs)
+        return [mx.broadcast_to(tie.astype(kind), shape) for shape, kind in zip(output_shapes, output_dtypes)]
+
+    return run
+
+
+@pytest.fixture
+def lazy():
+    """Kernels that depend on their inputs and give zeros: any read inside a trace of MLX raises."""
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    with library.using(_lazy), backend_device.kernels_everywhere():
+        yield
+    mx.set_default_device(before)
+
+
+@pytest.fixture
+def on_the_host():
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(before)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_trace_without_a_read(lazy, name):
+    step, plain = ms.compile(OPERATORS[name]), mx.compile(OPERATORS[name])
+    x = tensor(50, validate=False).with_capacity(64)
+    for make in (step, plain):
+        y = make(x)
+        assert isinstance(y, ms.SparseTensor) and y.feats.shape[0] == y.coords.shape[0]
+
+
+def test_fifty_frames_one_compilation_no_read(lazy, monkeypatch):
+    from mlxsparse.backend import host
+
+    net = eval_mode(small_net())
+    step = ms.compile(net, check="late")
+    reads = []
+    evaluate = host.require_values
+    monkeypatch.setattr(host, "require_values", lambda a: reads.append(a) or evaluate(a))
+    monkeypatch.setattr(library, "read_ints", lambda *a: reads.append(a))
+    for n in range(20, 70):
+        sites, feats = frame(n, seed=n)
+        x = ms.SparseTensor(mx.array(sites), feats, batch_size=2, validate=False).with_capacity(ms.bucket(70))
+        reads.clear()
+        y = step(x, capacity=(192, 128))
+        assert [a.shape for a in reads] == ([] if n == 20 else [(5,)])  # the status of the call before
+    assert step.compilations == 1 and y.key is x.key
+    step.check()
+
+
+def test_identity_through_compile(lazy):
+    x = tensor(30, validate=False).with_capacity(64)
+
+    def both(x, y):
+        down = ops.max_pool3d(x, 2)
+        return {"up": ops.upsample_nearest(down, 2), "down": [down, down + 1]}, y + x
+
+    found, total = ms.compile(both)(x, x * 2)
+    assert found["up"].key is x.key and total.key is x.key
+    a, b = found["down"]
+    assert a.key is b.key and a.key.parent is x.key and a.key.fixed_capacity
+    (a + b).check()
+
+
+def test_what_needs_values_says_so_in_a_trace(lazy):
+    x = tensor(30, validate=False).with_capacity(64)
+    for operator in (lambda x: x.num_active, lambda x: x.compact()):
+        with pytest.raises(TracedOnHostError):
+            ms.compile(operator)(x)
+
+
+def test_on_the_host_compile_runs_eagerly(on_the_host, capfd, monkeypatch):
+    monkeypatch.setenv("MLXSPARSE_TRACE", "1")
+    x = tensor(60)
+
+    @ms.compile
+    def step(x):
+        return OPERATORS["k2 s2"](x)
+
+    step(x)
+    assert "step runs eagerly: coordinates are derived on the host" in capfd.readouterr().err
+    assert ms.compile(lambda x: ops.subm_conv3d(x, weight(4, 3, 4)) + x)(x).key is x.key
+    same(step(x), OPERATORS["k2 s2"](x))
+    assert step.compilations == 0
+    with pytest.raises(CapacityError, match="capacity=3"):
+        ms.compile(lambda x: ops.max_pool3d(x, 2, capacity=3))(x)
+    with pytest.raises(TracedOnHostError, match=r"mlxsparse\.compile"):
+        mx.compile(OPERATORS["k2 s2"])(x)
+
+
+def test_bucket():
+    sizes = [ms.bucket(n) for n in range(1, 200_000, 37)]
+    assert all(b >= n and b % 256 == 0 for n, b in zip(range(1, 200_000, 37), sizes))
+    assert all(b <= max(1.5 * n, 512) for n, b in zip(range(1, 200_000, 37), sizes))
+    assert len(set(sizes)) < 25 and sizes == sorted(sizes)
+    assert ms.bucket(100_000, steps=8) < 1.1 * 100_000
+    with pytest.raises(ms.errors.MLXSparseError, match="steps"):
+        ms.bucket(5, steps=0)
