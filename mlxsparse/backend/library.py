@@ -47,7 +47,6 @@ _HASH = ("coord_hash.h",)
 _ROWS = ("rows.h",)
 _SITES, _BITS = ("site_bits.h",), {"bits": _U, "before": _I, "ends": _I}
 _SEGMENTS = ("tile.h", "stage.h", "attend.h", "block_scores.h", "segment.h")
-_PLACES = {"span": _I, "tiles": _I}
 KERNELS: dict[str, Kernel] = {
     "bit_counts": Kernel({"bits": _U}, {"before": _I, "totals": _I}),
     "bit_sites": Kernel(_BITS, {"sites": _I}),
@@ -62,8 +61,7 @@ KERNELS: dict[str, Kernel] = {
     ),
     "block_gemm": Kernel(
         {"a": _T, "b": _T, "ptr": _I, "block": _I, "other": _I},
-        {"y": _T},
-        ("tile.h", "stage.h"),
+        {"y": _T}, ("tile.h", "stage.h"),
         ("T", "MODE", "TA", "TB", "BM", "BN", "WM", "WN", "SUB", "STAGES", "EXACT"),
     ),
     "block_marks": Kernel({"k": _T, "v": _T, "keys": _F}, {"marks": _F}, (), ("T",)),
@@ -83,15 +81,11 @@ KERNELS: dict[str, Kernel] = {
     "conv_weight_grad": Kernel({"ct": _T, "x": _T, "nbr": _I}, {"parts": _F}, ("tile.h",), ("T", "EXACT")),
     "conv_tiles": Kernel(
         {"x": _T, "weight": _T, "bias": _F, "nbr": _I, "rows": _I, "masks": _U},
-        {"y": _T},
-        ("tile.h",),
-        ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES", "KEEP", "GRAD"),
+        {"y": _T}, ("tile.h",), ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES", "KEEP", "GRAD"),
     ),
     "conv_tiles_grad": Kernel(
         {"ct": _T, "x": _T, "nbr": _I, "rows": _I, "masks": _U},
-        {"parts": _F},
-        ("tile.h",),
-        ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES"),
+        {"parts": _F}, ("tile.h",), ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES"),
     ),
     "coord_hash_insert": Kernel({"coords": _I}, {"table": _U, "repeated": _U}, _HASH),
     "coord_hash_lookup": Kernel({"coords": _I, "table": _U, "queries": _I}, {"rows": _I}, _HASH),
@@ -105,12 +99,12 @@ KERNELS: dict[str, Kernel] = {
     "neighbour_map": Kernel({"coords": _I, "table": _U, "queries": _I}, {"nbr": _I, "back": _I}, _HASH),
     "scatter_rows": Kernel({"x": _T, "rows": _I}, {"y": _T}, _ROWS, ("T",)),
     "segment_attend": Kernel(
-        {"q": _T, "k": _T, "v": _T, "scale": _F, "q_rows": _I, "k_rows": _I, **_PLACES},
+        {"q": _T, "k": _T, "v": _T, "scale": _F, "q_rows": _I, "k_rows": _I, "span": _I, "tiles": _I},
         {"y": _T, "lse": _F}, _SEGMENTS, ("T", "DIM", "BM", "BN", "WM", "EXACT"),
     ),
     "segment_attend_grad": Kernel(
         {"a": _T, "b": _T, "c": _T, "d": _T, "lse": _F, "delta": _F, "scale": _F,
-         "a_rows": _I, "b_rows": _I, **_PLACES},
+         "a_rows": _I, "b_rows": _I, "span": _I, "tiles": _I},
         {"y": _T}, _SEGMENTS, ("T", "MODE", "DIM", "BM", "BN", "WM", "EXACT"),
     ),
     "segment_bounds": Kernel({"sorted": _I}, {"ptr": _I}),

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..engine.curves import curve_order
 from ..engine.segments import Segments, Side
-from ..engine.supports import parents
+from ..engine.sorting import group_runs
 from .geometry import Triple
 from .keys import CoordinateMapKey, Record, Rule
 
@@ -33,8 +33,9 @@ def windows(key: CoordinateMapKey, window: Triple, shift: Triple) -> Segments:
 
     def make() -> Segments:
         index = key.index
-        columns = [index.columns[0], *(c + np.int32(s) for c, s in zip(index.columns[1:], shift))]
-        runs = parents(columns, window)
+        batch, *axes = index.columns
+        cells = ((c + np.int32(s)) // np.int32(w) for c, s, w in zip(axes, shift, window))
+        runs = group_runs([batch, *cells])
         side = Side(_rows(index.order, runs.order, index.size), np.append(runs.starts, index.size))
         return Segments(side, side)
 
