@@ -64,3 +64,10 @@ METAL_FUNC void tile_apply_registers(tile_mma<T, M, D, E>& o, tile_mma<T, M, N, 
 // CUDA body of kernels/block_scores.h.
 METAL_FUNC float score_exp(float x) { return __expf(x); }
 METAL_FUNC float score_log(float x) { return ::logf(x); }
+
+// CUDA body of kernels/segment.h.
+METAL_FUNC float segment_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}

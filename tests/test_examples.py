@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 SMALL = {
+    "voxel_transformer.py": ["--scenes", "2", "--epochs", "1", "--rings", "24"],
     "prune_minkunet.py": ["--steps", "20"],
     "classifier.py": ["--clouds", "60", "--steps", "60"],
     "segmentation.py": ["--scenes", "2", "--epochs", "3", "--rings", "24", "--page", "street.html"],
@@ -20,6 +21,7 @@ SAYS = {
     "first_steps.py": ["fine sites", "KernelMap(kernel=(3, 3, 3)", "at the points: (20000, 8) (20000, 8)"],
     "classifier.py": ["accuracy on new clouds"],
     "segmentation.py": ["epoch 2", "building", "wrote street.html"],
+    "voxel_transformer.py": ["VoxelTransformer: 249158 parameters", "MinkUNet: 245334 parameters"],
     "prune_minkunet.py": ["decoder.0.layers.0.conv", "ms compressed"],
     "custom_layer.py": ["slope by gradient", "refused:", "outer join"],
 }

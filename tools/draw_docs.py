@@ -15,6 +15,8 @@ import mlx.core as mx
 import numpy as np
 
 import mlxsparse as ms
+from mlxsparse.coords import groups
+from mlxsparse.engine.segments import Segments
 from tools.sheet import BLUE, GREEN, GRID, INK, ORANGE, PALE, RED, SOFT, TAPS, Lattice, Sheet
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
@@ -301,7 +303,43 @@ def keys() -> str:
     return sheet.svg()
 
 
-DRAWINGS = {f.__name__: f for f in (taps, submanifold, strided, transposed, dilation, voxels, keys)}
+def attention() -> str:
+    """Which sites share a softmax: windows, shifted windows, patches along a Hilbert curve."""
+    sheet = Sheet(760, 330, "Windows, shifted windows and patches of one set of sites")
+    x = tensor([(i, j) for i in range(8) for j in range(8) if 1.8 < np.hypot(i - 3.2, j - 3.6) < 4.3])
+    sites = plane(x)
+    panels: list[tuple[str, Segments, int | None]] = [
+        ("window=4", groups.windows(x.key, (4, 4, 4), (0, 0, 0)), 0),
+        ("window=4, shift=2", groups.windows(x.key, (4, 4, 4), (2, 2, 2)), 2),
+        ("patch_size=12, Hilbert order", groups.patches(x.key, 12, "hilbert", None, False)[0], None),
+    ]
+    for panel, (name, segments, shift) in enumerate(panels):
+        box = Lattice(sheet, 24 + 248 * panel, 60, (0, 0), (8, 8), 27)
+        sheet.text(24 + 248 * panel, 40, name, anchor="start", bold=True)
+        starts, order = segments.q.starts, segments.q.order
+        for i, (a, b) in enumerate(zip(starts, starts[1:])):
+            for row in order[a:b]:
+                box.fill(sites[row], PALE.get(TAPS[i % 5], GRID), TAPS[i % 5])
+                box.label(sites[row], i, size=11)
+        if shift is None:
+            curve = [box.middle(sites[row]) for row in order]
+            for p, q in zip(curve, curve[1:]):
+                sheet.line(p, q, SOFT, 0.8)
+        else:
+            for edge in range(-shift % 4, 9, 4):
+                sheet.line(box.at(edge, 0), box.at(edge, 8), INK, 2)
+                sheet.line(box.at(0, edge), box.at(8, edge), INK, 2)
+    lines = (
+        f"{len(sites)} sites; the number is the group, inside which every site sees every other.",
+        "A group has as many rows as it has sites: nothing is padded, and empty windows cost nothing.",
+    )
+    for i, line in enumerate(lines):
+        sheet.text(24, 300 + 18 * i, line, SOFT, 12, "start")
+    return sheet.svg()
+
+
+DRAWN = (taps, submanifold, strided, transposed, dilation, voxels, keys, attention)
+DRAWINGS = {f.__name__: f for f in DRAWN}
 
 
 def main() -> int:

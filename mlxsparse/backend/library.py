@@ -47,6 +47,7 @@ class Kernel(NamedTuple):
 _HASH = ("coord_hash.h",)
 _ROWS = ("rows.h",)
 _SITES, _BITS = ("site_bits.h",), {"bits": _U, "before": _I, "ends": _I}
+_SEGMENTS = ("tile.h", "stage.h", "attend.h", "block_scores.h", "segment.h")
 KERNELS: dict[str, Kernel] = {
     "bit_counts": Kernel({"bits": _U}, {"before": _I, "totals": _I}),
     "bit_sites": Kernel(_BITS, {"sites": _I}),
@@ -61,19 +62,14 @@ KERNELS: dict[str, Kernel] = {
     ),
     "block_gemm": Kernel(
         {"a": _T, "b": _T, "ptr": _I, "block": _I, "other": _I},
-        {"y": _T},
-        ("tile.h", "stage.h"),
+        {"y": _T}, ("tile.h", "stage.h"),
         ("T", "MODE", "TA", "TB", "BM", "BN", "WM", "WN", "SUB", "STAGES", "EXACT"),
     ),
     "block_marks": Kernel({"k": _T, "v": _T, "keys": _F}, {"marks": _F}, (), ("T",)),
     "block_softmax": Kernel(
-        {
-            "x": _T, "scale": _F, "bias": _F, "keys": _F, "pairs": _F,
-            "q_ids": _I, "k_ids": _I, "ptr": _I, "cols": _I,
-        },
-        {"y": _T, "lse": _F},
-        ("block_scores.h",),
-        ("T",),
+        {"x": _T, "scale": _F, "bias": _F, "keys": _F, "pairs": _F, "q_ids": _I, "k_ids": _I,
+         "ptr": _I, "cols": _I},
+        {"y": _T, "lse": _F}, ("block_scores.h",), ("T",),
     ),
     "block_softmax_grad": Kernel(
         {"ct": _T, "y": _T, "lse_ct": _F, "ptr": _I, "cols": _I}, {"dt": _F}, (), ("T",)
@@ -92,9 +88,7 @@ KERNELS: dict[str, Kernel] = {
     ),
     "conv_tiles_grad": Kernel(
         {"ct": _T, "x": _T, "nbr": _I, "rows": _I, "masks": _U},
-        {"parts": _F},
-        ("tile.h",),
-        ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES"),
+        {"parts": _F}, ("tile.h",), ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES"),
     ),
     "coord_hash_insert": Kernel({"coords": _I}, {"table": _U, "repeated": _U}, _HASH),
     "coord_hash_lookup": Kernel({"coords": _I, "table": _U, "queries": _I}, {"rows": _I}, _HASH),
@@ -107,6 +101,15 @@ KERNELS: dict[str, Kernel] = {
     "max_pool_grad": Kernel({"ct": _T, "winner": _I, "back": _I}, {"dx": _T}, _ROWS, ("T",)),
     "neighbour_map": Kernel({"coords": _I, "table": _U, "queries": _I}, {"nbr": _I, "back": _I}, _HASH),
     "scatter_rows": Kernel({"x": _T, "rows": _I}, {"y": _T}, _ROWS, ("T",)),
+    "segment_attend": Kernel(
+        {"q": _T, "k": _T, "v": _T, "scale": _F, "q_rows": _I, "k_rows": _I, "span": _I, "tiles": _I},
+        {"y": _T, "lse": _F}, _SEGMENTS, ("T", "DIM", "BM", "BN", "WM", "EXACT"),
+    ),
+    "segment_attend_grad": Kernel(
+        {"a": _T, "b": _T, "c": _T, "d": _T, "lse": _F, "delta": _F, "scale": _F,
+         "a_rows": _I, "b_rows": _I, "span": _I, "tiles": _I},
+        {"y": _T}, _SEGMENTS, ("T", "MODE", "DIM", "BM", "BN", "WM", "EXACT"),
+    ),
     "segment_bounds": Kernel({"sorted": _I}, {"ptr": _I}),
     "segment_reduce": Kernel(
         {"x": _T, "order": _I, "ptr": _I, "weight": _F}, {"y": _F, "winner": _I}, _ROWS, ("T",)

@@ -80,6 +80,8 @@ class Record:
         # By output record, held weakly (a map dies with either end), then executor and kernel.
         self.maps: weakref.WeakKeyDictionary[Record, dict[tuple[str, Kernel], KernelMap]]
         self.maps = weakref.WeakKeyDictionary()
+        # Rows by window, patch or batch item (groups.py).
+        self.groups: dict[Rule, Any] = {}
         self._counts = counts
         self._extent = extent
 

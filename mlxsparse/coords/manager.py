@@ -298,6 +298,7 @@ class CoordinateManager:
                 key._record.maps.clear()
                 key._record.parents.clear()
                 key._record.windows.clear()
+                key._record.groups.clear()
                 key._record.index = None
 
 

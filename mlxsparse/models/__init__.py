@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from .minkunet import MinkUNet
+from .voxel_transformer import VoxelTransformer
 
-__all__ = ["MinkUNet"]
+__all__ = ["MinkUNet", "VoxelTransformer"]

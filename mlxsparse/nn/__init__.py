@@ -32,6 +32,7 @@ from .activations import (
     Step,
     Tanh,
 )
+from .attention import RoPE3d, SparseAttention, SparseTransformerBlock
 from .block_conv import BlockSparseConv3d
 from .conv import Conv3d, ConvTranspose3d, GenerativeConvTranspose3d, NormalizedConv3d, SubmConv3d
 from .conv2d import (
@@ -99,6 +100,7 @@ __all__ = [
     "ReLU",
     "ReLU2",
     "ReLU6",
+    "RoPE3d",
     "SELU",
     "Sequential",
     "SiLU",
@@ -108,7 +110,9 @@ __all__ = [
     "Softplus",
     "Softshrink",
     "Softsign",
+    "SparseAttention",
     "SparseMultiheadAttention",
+    "SparseTransformerBlock",
     "SqueezeExcitation",
     "Step",
     "SubmConv2d",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .algebra import add, cat, maximum, mul, sub
+from .attention import batch_attention, rope3d, serialized_attention, varlen_attention, window_attention
 from .batch import broadcast_add, broadcast_mul, collate, decollate
 from .collect import collect
 from .conv import Taps, conv3d, conv_transpose3d, coverage, generative_conv_transpose3d, subm_conv3d
@@ -21,6 +22,7 @@ __all__ = [
     "Voxels",
     "add",
     "avg_pool3d",
+    "batch_attention",
     "broadcast_add",
     "broadcast_mul",
     "cat",
@@ -49,7 +51,9 @@ __all__ = [
     "pool_transpose3d",
     "prune",
     "radius",
+    "rope3d",
     "serialize",
+    "serialized_attention",
     "sort",
     "sub",
     "subm_conv3d",
@@ -58,5 +62,7 @@ __all__ = [
     "union",
     "upsample_nearest",
     "upsample_trilinear",
+    "varlen_attention",
     "voxelize",
+    "window_attention",
 ]

@@ -21,6 +21,7 @@ from . import (
     cases_conv,
     cases_coords,
     cases_rows,
+    cases_segments,
     cases_sites,
     cases_tiles,
 )
@@ -36,6 +37,7 @@ PARTS = {
     "conv": cases_conv,
     "tiles": cases_tiles,
     "rows": cases_rows,
+    "segments": cases_segments,
 }
 CASES = {f"{part}-{name}": case for part, module in PARTS.items() for name, case in module.CASES.items()}
 FACTORIES = [metal_kernel_factory(Mode(seed=seed)) for seed in (0, 1)]

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from mlxsparse.backend import kernel_blocks, kernel_tiles, library
+from mlxsparse.backend import kernel_blocks, kernel_segments, kernel_tiles, library
 from mlxsparse.backend.cuda_text import launch_bounds
 
 WHEELS = "nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
@@ -53,6 +53,13 @@ def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
             found = kernel_blocks.attention_tile(dim, 128, dtype, cuda=True)
             if found is not None:
                 yield found.sizes()
+        return
+    if name in ("segment_attend", "segment_attend_grad"):
+        grad = name == "segment_attend_grad"
+        for dim, mode in itertools.product((16, 32, 64, 128), range(3) if grad else (0,)):
+            found = kernel_segments.segment_tile(dim, dtype, grad=grad, cuda=True)
+            if found is not None:
+                yield {"MODE": mode, **found.sizes()}
         return
     if name not in ("conv_tiles", "conv_tiles_grad"):
         yield {}

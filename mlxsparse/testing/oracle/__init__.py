@@ -18,6 +18,7 @@ disagree.
 
 from __future__ import annotations
 
+from mlxsparse.testing.oracle.attention import grouped_attention, patch_allowed, window_groups
 from mlxsparse.testing.oracle.batch import broadcast, collate, decollate, item_sums
 from mlxsparse.testing.oracle.blocks import (
     attention,
@@ -118,6 +119,7 @@ __all__ = [
     "global_max_pool",
     "global_sum_pool",
     "group_norm",
+    "grouped_attention",
     "hilbert_index",
     "intersection",
     "item_sums",
@@ -132,6 +134,7 @@ __all__ = [
     "neighbours",
     "normalized_conv3d",
     "parent_support",
+    "patch_allowed",
     "pool_transpose3d",
     "rms_norm",
     "subm_conv3d",
@@ -146,4 +149,5 @@ __all__ = [
     "upsample_nearest",
     "upsample_trilinear",
     "voxelize",
+    "window_groups",
 ]

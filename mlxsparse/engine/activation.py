@@ -1,0 +1,86 @@
+"""GELU over the rows of a sparse tensor: MLX's CPU build takes about 40 ns for each number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import mlx.core as mx
+import mlx.nn
+import numpy as np
+
+from ..backend import executor
+from ..backend.autodiff import differentiable
+from ..backend.host import empty, parallel, view32
+
+CHUNK = 1 << 14  # numbers whose steps in between stay in cache
+# erfc(z) = exp(-z^2) * polynomial in 1 / (1 + RATE z), within 1.5e-7 (Abramowitz and Stegun 7.1.26)
+RATE = np.float32(0.3275911)
+SERIES = tuple(np.float32(a) for a in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592))
+
+
+def gelu(x: mx.array, count: int) -> mx.array:
+    """x * Phi(x), Phi the normal distribution, of the first `count` rows of x (capacity, C); others are 0."""
+    if executor() == "kernel":
+        live = (mx.arange(len(x)) < count)[:, None]
+        return mlx.nn.gelu(x if count == len(x) else mx.where(live, x, mx.zeros((), x.dtype)))
+    dtype = x.dtype
+
+    def forward(x: mx.array) -> mx.array:
+        out, y = empty(tuple(x.shape), mx.float32)
+        values = view32(x)
+
+        def work(a: np.ndarray, to: np.ndarray) -> None:
+            share, _ = _normal(a)
+            np.multiply(a, share, out=to)
+
+        _by_chunk(work, count, y, values)
+        return out.astype(dtype)
+
+    def gradient(ct: mx.array, x: mx.array) -> mx.array:
+        out, dx = empty(tuple(x.shape), mx.float32)
+        values, g = view32(x), view32(ct)
+
+        def work(a: np.ndarray, to: np.ndarray, g: np.ndarray) -> None:
+            share, density = _normal(a)
+            density *= np.float32(1 / math.sqrt(2 * math.pi))
+            density *= a
+            share += density
+            np.multiply(g, share, out=to)
+
+        _by_chunk(work, count, dx, values, g)
+        return out.astype(dtype)
+
+    return differentiable("GELU", forward, (gradient,), x)
+
+
+def _by_chunk(
+    work: Callable[..., None], count: int, out: np.ndarray, values: np.ndarray, *more: np.ndarray
+) -> None:
+    size = count * out.shape[1]
+    flat = [a.reshape(-1) for a in (values, out, *more)]
+    out[count:] = 0
+
+    def one(i: int) -> None:
+        work(*(a[i * CHUNK : min((i + 1) * CHUNK, size)] for a in flat))
+
+    parallel(one, -(-size // CHUNK), small=size < 4 * CHUNK)
+
+
+def _normal(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Phi(x) and exp(-x^2 / 2)."""
+    z = np.abs(x)
+    z *= np.float32(math.sqrt(0.5))
+    t = z * RATE
+    t += np.float32(1)
+    np.divide(np.float32(1), t, out=t)
+    z *= z
+    np.negative(z, out=z)
+    density = np.exp(z, out=z)
+    tail = t * SERIES[0]
+    for a in SERIES[1:]:
+        tail += a
+        tail *= t
+    tail *= density
+    tail *= np.float32(0.5)
+    return np.where(x > 0, np.float32(1) - tail, tail), density

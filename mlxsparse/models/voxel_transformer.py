@@ -1,0 +1,101 @@
+"""VoxelTransformer: a U-Net of windowed attention over voxels, for semantic segmentation.
+
+Levels as in MinkUNet: k2 s2 convolutions halve the lattice, their transposes go back onto the encoder's
+sites. On each level transformer blocks attend inside windows, every second one inside windows moved by half;
+what lies further apart meets on a coarser level. The first block of each level starts with a convolution,
+which tells neighbours apart (Point Transformer V3, CVPR 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mlx.nn import Module
+
+from .. import nn, ops
+from ..errors import CheckpointError
+from ..tensor import SparseTensor
+
+
+@dataclass
+class ModelArgs:
+    """Channels in and classes out; channels of each level; blocks per level and path; of attention: channels
+    of a head, sites of a window's side; channels inside the MLPs over those outside."""
+
+    in_channels: int
+    num_classes: int
+    channels: Sequence[int] = (32, 64, 128, 256)
+    blocks: int = 2
+    head_channels: int = 16
+    window: int = 8
+    mlp_ratio: float = 2.0
+
+    @classmethod
+    def from_dict(cls, config: dict[str, Any]) -> ModelArgs:
+        """From a config.json entry; CheckpointError for a missing, unknown or impossible value."""
+        try:
+            args = cls(**config)
+            numbers = [args.in_channels, args.num_classes, args.blocks, args.window, *args.channels]
+            valid = len(args.channels) >= 1 and all(isinstance(n, int) and n >= 1 for n in numbers)
+            valid = valid and args.head_channels >= 6 and args.mlp_ratio > 0
+            valid = valid and all(c % args.head_channels == 0 for c in args.channels)
+        except TypeError as error:
+            raise CheckpointError(
+                f"the model entry of config.json does not fit VoxelTransformer: {error}"
+            ) from None
+        if not valid:
+            raise CheckpointError(f"the model entry of config.json is not a VoxelTransformer's: {config}")
+        return args
+
+    def to_dict(self) -> dict[str, Any]:
+        """As config.json holds it."""
+        return {**asdict(self), "channels": list(self.channels)}
+
+
+class VoxelTransformer(Module):
+    """SparseTensor with `in_channels` in, logits (num_classes channels) on the same sites out."""
+
+    def __init__(self, args: ModelArgs):
+        super().__init__()
+        self.args = args
+        c = list(args.channels)
+        self.stem = nn.Sequential(
+            nn.SubmConv3d(args.in_channels, c[0], 3, bias=False), nn.LayerNorm(c[0]), nn.GELU()
+        )
+        levels = list(zip(c, c[1:]))
+        self.encoder = [self._blocks(width) for width in c]
+        self.down = [nn.Sequential(nn.Conv3d(a, b, 2, 2), nn.LayerNorm(b)) for a, b in levels]
+        self.up = [nn.ConvTranspose3d(b, a, 2, 2) for a, b in reversed(levels)]
+        self.join = [nn.Linear(2 * a, a) for a, _ in reversed(levels)]
+        self.decoder = [self._blocks(a) for a, _ in reversed(levels)]
+        self.norm = nn.LayerNorm(c[0])
+        self.head = nn.Linear(c[0], args.num_classes)
+
+    def _blocks(self, width: int) -> nn.Sequential:
+        a = self.args
+        return nn.Sequential(
+            *(
+                nn.SparseTransformerBlock(
+                    width,
+                    width // a.head_channels,
+                    window=a.window,
+                    shift=a.window // 2 if i % 2 else 0,
+                    mlp_ratio=a.mlp_ratio,
+                    positional_conv=i == 0,
+                )
+                for i in range(a.blocks)
+            )
+        )
+
+    def __call__(self, x: SparseTensor) -> SparseTensor:
+        x = self.encoder[0](self.stem(x))
+        skips = []
+        for down, blocks in zip(self.down, self.encoder[1:]):
+            skips.append(x)
+            x = blocks(down(x))
+        for up, join, blocks in zip(self.up, self.join, self.decoder):
+            skip = skips.pop()
+            x = blocks(join(ops.cat([up(x, out=skip), skip])))
+        return self.head(self.norm(x))
