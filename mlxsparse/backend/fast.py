@@ -16,6 +16,7 @@ import numpy as np
 from .host import blas_addresses, num_threads, parallel, scratch
 
 SMALL = 100_000  # items that one thread does in about the time of waking another
+FEW = 16  # channels up to which rows are multiplied where they lie
 
 
 @lru_cache(maxsize=1)
@@ -212,6 +213,48 @@ def convolve_block(
     spans: where each tap's pairs start and end. room: rows for what is gathered, and for the products.
     """
     _products().convolve_block(blas, x, _or_none(order), taps, *ranks, *spans, first, total, *room)
+
+
+@lru_cache(maxsize=None)
+def few_channels(ci: int, co: int) -> bool:
+    """Whether `convolve_few` takes products (m, ci) @ (ci, co): few channels, and sums of this BLAS's bits."""
+    addresses = blas_addresses()
+    if max(ci, co) > FEW or addresses is None:
+        return False
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((1024, ci), np.float32)
+    taps = rng.standard_normal((1, ci, co), np.float32)
+    ranks = np.arange(len(x), dtype=np.int32)
+    for m in (5, len(x)):
+        total = np.zeros((m, -(-co // 8) * 8), np.float32)
+        spans = np.array([0]), np.array([m])
+        convolve_few(addresses, x, None, pad_channels(taps), (ranks, ranks), spans, 0, total)
+        if not np.array_equal(total[:, :co], np.matmul(x[:m], taps[0])):
+            return False
+    return True
+
+
+def pad_channels(taps: np.ndarray) -> np.ndarray:
+    """(T, ci, co) with zeros up to a multiple of 8 output channels."""
+    if taps.shape[2] % 8 == 0:
+        return taps
+    padded = np.zeros((*taps.shape[:2], -(-taps.shape[2] // 8) * 8), np.float32)
+    padded[:, :, : taps.shape[2]] = taps
+    return padded
+
+
+def convolve_few(
+    blas: np.ndarray,
+    x: np.ndarray,
+    order: np.ndarray | None,
+    taps: np.ndarray,
+    ranks: tuple[np.ndarray, np.ndarray],
+    spans: tuple[np.ndarray, np.ndarray],
+    first: int,
+    total: np.ndarray,
+) -> None:
+    """As `convolve_block`, for `few_channels`; taps and total (consecutive rows) with padded channels."""
+    _products().convolve_few(blas, x, _or_none(order), taps, *ranks, *spans, first, total)
 
 
 def put_products(

@@ -22,6 +22,7 @@ from .neighbors import TapPairs
 
 BLOCK = 4096  # output rows of one block
 COMPILED_BLOCK = 1024  # of the `fast` extra, whose calls cost less
+FEW_WORK = 1 << 24  # as SMALL_WORK, where rows are multiplied in place: about a millisecond
 CHUNK = 4096  # pairs of one weight-gradient product
 SMALL_WORK = 1 << 22  # multiply-adds that one thread does in about the time of waking another
 
@@ -237,9 +238,12 @@ def _compiled_gather_gemm(
     y: np.ndarray, x: np.ndarray, taps: np.ndarray, bias: np.ndarray | None, pairs: TapPairs, blas: np.ndarray
 ) -> None:
     """As the blocks of _gather_gemm, each in one compiled call."""
+    channels = taps.shape[2]
+    if fast.few_channels(*taps.shape[1:]):
+        _few_gather_gemm(y, x, fast.pad_channels(taps), bias, pairs, blas)
+        return
     edges, bounds = block_bounds(pairs, COMPILED_BLOCK)
     scratch = Scratch(COMPILED_BLOCK)
-    channels = taps.shape[2]
 
     def work(i: int) -> None:
         first, last = int(edges[i]), int(edges[i + 1])
@@ -252,6 +256,32 @@ def _compiled_gather_gemm(
             y[pairs.out_order[first:last]] = total
 
     parallel(work, len(edges) - 1, blas=True)
+
+
+def _few_gather_gemm(
+    y: np.ndarray, x: np.ndarray, taps: np.ndarray, bias: np.ndarray | None, pairs: TapPairs, blas: np.ndarray
+) -> None:
+    """As _compiled_gather_gemm where `fast.few_channels`; taps padded."""
+    # As few calls as balance: a thread that wants Python's lock back waits longer than a short call takes.
+    size = min(max(-(-pairs.num_out // 4), 2048), 8192)
+    edges, bounds = block_bounds(pairs, size)
+    scratch = Scratch(size)
+    channels, padded = y.shape[1], taps.shape[2]
+    in_place = pairs.out_order is None and channels == padded
+
+    def work(i: int) -> None:
+        first, last = int(edges[i]), int(edges[i + 1])
+        total = y[first:last] if in_place else scratch(padded)[0][: last - first]
+        total[:] = 0
+        if bias is not None:
+            total[:, :channels] = bias
+        ranks, spans = (pairs.in_rank, pairs.out_rank), (bounds[i], bounds[i + 1])
+        fast.convolve_few(blas, x, pairs.in_order, taps, ranks, spans, first, total)
+        if not in_place:
+            rows = slice(first, last) if pairs.out_order is None else pairs.out_order[first:last]
+            y[rows] = total[:, :channels]
+
+    parallel(work, len(edges) - 1, blas=True, small=len(pairs.in_rank) * taps[0].size < FEW_WORK)
 
 
 def _put_products(
