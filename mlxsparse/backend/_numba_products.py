@@ -181,41 +181,56 @@ def convolve_few(
     taps: np.ndarray,
     in_rank: np.ndarray,
     out_rank: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    first: int,
-    total: np.ndarray,
+    edges: np.ndarray,
+    bounds: np.ndarray,
+    bias: np.ndarray,
+    out_order: np.ndarray,
+    y: np.ndarray,
 ) -> None:
-    """As convolve_block, a few rows at a time in registers; channels of taps and total: LANES at a time."""
-    k, n = taps.shape[1:]
+    """Blocks of output ranks between the edges: y = bias + x[i] @ taps[t], eight rows at a time in registers.
+
+    bounds (blocks + 1, T): pairs of each tap. taps (T, k, n) and bias: n a multiple of LANES, y may have less.
+    """
+    k, n, channels = taps.shape[1], taps.shape[2], y.shape[1]
+    total = np.empty((np.max(np.diff(edges)), n), np.float32)
     one, none = np.empty(n, np.float32), np.empty(0, np.int32)
-    xs, ys = x.ctypes.data, total.ctypes.data - 4 * first * n  # ys: of rank 0
-    for t in range(len(taps)):
-        a, b = low[t], high[t]
-        w = taps.ctypes.data + 4 * t * k * n
-        if b - a == 1:  # rounded as `product` does
-            _gemv(blas[1], n, k, _row(xs, in_rank[a], order, k), w, one.ctypes.data)  # type: ignore[call-arg]
-            total[out_rank[a] - first] += one
-            continue
-        while a + 8 <= b:
-            i, o = in_rank[a : a + 8], out_rank[a : a + 8]  # views
-            rows = (
-                _row(xs, i[0], order, k), _row(xs, i[1], order, k),
-                _row(xs, i[2], order, k), _row(xs, i[3], order, k),
-                _row(xs, i[4], order, k), _row(xs, i[5], order, k),
-                _row(xs, i[6], order, k), _row(xs, i[7], order, k),
-            )  # fmt: skip
-            for c in range(0, n, LANES):
-                y, v = ys + 4 * c, w + 4 * c
-                places = (
-                    _row(y, o[0], none, n), _row(y, o[1], none, n), _row(y, o[2], none, n), _row(y, o[3], none, n),
-                    _row(y, o[4], none, n), _row(y, o[5], none, n), _row(y, o[6], none, n), _row(y, o[7], none, n),
+    xs = x.ctypes.data
+    for block in range(len(edges) - 1):
+        first, last = edges[block], edges[block + 1]
+        total[:] = bias
+        ys = total.ctypes.data - 4 * first * n  # of rank 0
+        for t in range(len(taps)):
+            a, b = bounds[block, t], bounds[block + 1, t]
+            w = taps.ctypes.data + 4 * t * k * n
+            if b - a == 1:  # rounded as `product` does
+                row = _row(xs, in_rank[a], order, k)
+                _gemv(blas[1], n, k, row, w, one.ctypes.data)  # type: ignore[call-arg]
+                total[out_rank[a] - first] += one
+                continue
+            while a + 8 <= b:
+                i, o = in_rank[a : a + 8], out_rank[a : a + 8]
+                rows = (
+                    _row(xs, i[0], order, k), _row(xs, i[1], order, k),
+                    _row(xs, i[2], order, k), _row(xs, i[3], order, k),
+                    _row(xs, i[4], order, k), _row(xs, i[5], order, k),
+                    _row(xs, i[6], order, k), _row(xs, i[7], order, k),
                 )  # fmt: skip
-                _add_products(rows, places, v, k, n)  # type: ignore[call-arg]
-            a += 8
-        while a < b:
-            row = _row(xs, in_rank[a], order, k)
-            place = _row(ys, out_rank[a], none, n)
-            for c in range(0, 4 * n, 4 * LANES):
-                _add_products((row,), (place + c,), w + c, k, n)  # type: ignore[call-arg]
-            a += 1
+                for c in range(0, 4 * n, 4 * LANES):
+                    y0 = ys + c
+                    places = (
+                        _row(y0, o[0], none, n), _row(y0, o[1], none, n),
+                        _row(y0, o[2], none, n), _row(y0, o[3], none, n),
+                        _row(y0, o[4], none, n), _row(y0, o[5], none, n),
+                        _row(y0, o[6], none, n), _row(y0, o[7], none, n),
+                    )  # fmt: skip
+                    _add_products(rows, places, w + c, k, n)  # type: ignore[call-arg]
+                a += 8
+            while a < b:
+                row, place = _row(xs, in_rank[a], order, k), _row(ys, out_rank[a], none, n)
+                for c in range(0, 4 * n, 4 * LANES):
+                    _add_products((row,), (place + c,), w + c, k, n)  # type: ignore[call-arg]
+                a += 1
+        for rank in range(first, last):
+            out = out_order[rank] if len(out_order) else rank
+            for c in range(channels):
+                y[out, c] = total[rank - first, c]

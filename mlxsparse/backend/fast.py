@@ -222,25 +222,15 @@ def few_channels(ci: int, co: int) -> bool:
     if max(ci, co) > FEW or addresses is None:
         return False
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((1024, ci), np.float32)
-    taps = rng.standard_normal((1, ci, co), np.float32)
+    x, w = (rng.standard_normal(shape, np.float32) for shape in ((1024, ci), (ci, co)))
     ranks = np.arange(len(x), dtype=np.int32)
     for m in (5, len(x)):
-        total = np.zeros((m, -(-co // 8) * 8), np.float32)
-        spans = np.array([0]), np.array([m])
-        convolve_few(addresses, x, None, pad_channels(taps), (ranks, ranks), spans, 0, total)
-        if not np.array_equal(total[:, :co], np.matmul(x[:m], taps[0])):
+        y = np.empty((m, co), np.float32)
+        edges = np.array([0, m])
+        convolve_few(addresses, x, None, w[None], (ranks, ranks), edges, edges[:, None], None, None, y)
+        if not np.array_equal(y, np.matmul(x[:m], w)):
             return False
     return True
-
-
-def pad_channels(taps: np.ndarray) -> np.ndarray:
-    """(T, ci, co) with zeros up to a multiple of 8 output channels."""
-    if taps.shape[2] % 8 == 0:
-        return taps
-    padded = np.zeros((*taps.shape[:2], -(-taps.shape[2] // 8) * 8), np.float32)
-    padded[:, :, : taps.shape[2]] = taps
-    return padded
 
 
 def convolve_few(
@@ -249,12 +239,36 @@ def convolve_few(
     order: np.ndarray | None,
     taps: np.ndarray,
     ranks: tuple[np.ndarray, np.ndarray],
-    spans: tuple[np.ndarray, np.ndarray],
-    first: int,
-    total: np.ndarray,
+    edges: np.ndarray,
+    bounds: np.ndarray,
+    bias: np.ndarray | None,
+    out_order: np.ndarray | None,
+    y: np.ndarray,
+    *,
+    small: bool = True,
 ) -> None:
-    """As `convolve_block`, for `few_channels`; taps and total (consecutive rows) with padded channels."""
-    _products().convolve_few(blas, x, _or_none(order), taps, *ranks, *spans, first, total)
+    """y[out_order[o]] = bias + sum of x[order[i]] @ taps[t] over pairs (i, o), for `few_channels`.
+
+    edges: of blocks of output ranks; bounds (blocks + 1, T): pairs of each tap in them. small: not worth
+    waking a thread for.
+    """
+    padded = np.zeros((*taps.shape[:2], -(-taps.shape[2] // 8) * 8), np.float32)
+    padded[:, :, : taps.shape[2]] = taps
+    start = np.zeros(padded.shape[2], np.float32)
+    if bias is not None:
+        start[: len(bias)] = bias
+    # Few calls: a thread that wants Python's lock back waits longer than a short call takes.
+    blocks = len(edges) - 1
+    parts = min(1 if small else 2 * num_threads(), blocks)
+    cuts = np.arange(parts + 1) * blocks // max(parts, 1)
+    orders = _or_none(order), _or_none(out_order)
+
+    def work(i: int) -> None:
+        here = slice(cuts[i], cuts[i + 1] + 1)
+        loops = _products()
+        loops.convolve_few(blas, x, orders[0], padded, *ranks, edges[here], bounds[here], start, orders[1], y)
+
+    parallel(work, parts, blas=True, small=small)
 
 
 def put_products(

@@ -7,6 +7,7 @@ the same bits for any number of threads.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 
@@ -37,25 +38,25 @@ def convolve(
 ) -> mx.array:
     """Convolution over `pairs`, differentiable in x, weight and bias.
 
-    x (capacity, Ci); weight (Co, T, Ci / groups); bias (Co,) or None -> (rows, Co) in x's dtype.
+    x (capacity, Ci); weight (Co, T, Ci / groups) or with more axes of taps; bias (Co,) or None -> (rows, Co) in x's dtype.
     Only the first ``pairs.num_in`` rows of x are read; rows past ``pairs.num_out`` are 0.
     """
     if executor() == "kernel":
-        return conv_kernel.convolve(x, weight, bias, pairs, rows, groups)
+        return conv_kernel.convolve(x, weight.flatten(1, -2), bias, pairs, rows, groups)
     assert not isinstance(pairs, DeviceMap)  # made where kernels run
     dtype = x.dtype
 
     def forward(x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         start = view32(b[0]) if b else None
-        taps = np.ascontiguousarray(view32(w).transpose(1, 2, 0))  # (T, Ci / g, Co)
+        taps = np.ascontiguousarray(_flat(w).transpose(1, 2, 0))  # (T, Ci / g, Co)
         return _gather_gemm(view32(x), taps, start, pairs, rows, groups).astype(dtype)
 
     def input_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
-        back = _swap_channels(view32(w), groups)  # (T, Co / g, Ci)
+        back = _swap_channels(_flat(w), groups)  # (T, Co / g, Ci)
         return _gather_gemm(view32(ct), back, None, pairs.transposed(), x.shape[0], groups).astype(dtype)
 
     def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
-        return _weight_gradient(view32(x), view32(ct), pairs, groups).astype(w.dtype)
+        return _weight_gradient(view32(x), view32(ct), pairs, groups).astype(w.dtype).reshape(w.shape)
 
     def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
         out, v = empty(b.shape, mx.float32)
@@ -66,6 +67,11 @@ def convolve(
         return differentiable("convolution", forward, (input_gradient, weight_gradient), x, weight)
     gradients = (input_gradient, weight_gradient, bias_gradient)
     return differentiable("convolution", forward, gradients, x, weight, bias)
+
+
+def _flat(w: mx.array) -> np.ndarray:
+    """(Co, ..., Ci / g) -> (Co, T, Ci / g), by NumPy: MLX would start an evaluation for it."""
+    return view32(w).reshape(w.shape[0], math.prod(w.shape[1:-1]), w.shape[-1])
 
 
 def _swap_channels(w: np.ndarray, groups: int) -> np.ndarray:
@@ -239,10 +245,13 @@ def _compiled_gather_gemm(
 ) -> None:
     """As the blocks of _gather_gemm, each in one compiled call."""
     channels = taps.shape[2]
-    if fast.few_channels(*taps.shape[1:]):
-        _few_gather_gemm(y, x, fast.pad_channels(taps), bias, pairs, blas)
-        return
     edges, bounds = block_bounds(pairs, COMPILED_BLOCK)
+    if fast.few_channels(*taps.shape[1:]):
+        ranks, small = (pairs.in_rank, pairs.out_rank), len(pairs.in_rank) * taps[0].size < FEW_WORK
+        fast.convolve_few(
+            blas, x, pairs.in_order, taps, ranks, edges, bounds, bias, pairs.out_order, y, small=small
+        )
+        return
     scratch = Scratch(COMPILED_BLOCK)
 
     def work(i: int) -> None:
@@ -256,32 +265,6 @@ def _compiled_gather_gemm(
             y[pairs.out_order[first:last]] = total
 
     parallel(work, len(edges) - 1, blas=True)
-
-
-def _few_gather_gemm(
-    y: np.ndarray, x: np.ndarray, taps: np.ndarray, bias: np.ndarray | None, pairs: TapPairs, blas: np.ndarray
-) -> None:
-    """As _compiled_gather_gemm where `fast.few_channels`; taps padded."""
-    # As few calls as balance: a thread that wants Python's lock back waits longer than a short call takes.
-    size = min(max(-(-pairs.num_out // 4), 2048), 8192)
-    edges, bounds = block_bounds(pairs, size)
-    scratch = Scratch(size)
-    channels, padded = y.shape[1], taps.shape[2]
-    in_place = pairs.out_order is None and channels == padded
-
-    def work(i: int) -> None:
-        first, last = int(edges[i]), int(edges[i + 1])
-        total = y[first:last] if in_place else scratch(padded)[0][: last - first]
-        total[:] = 0
-        if bias is not None:
-            total[:, :channels] = bias
-        ranks, spans = (pairs.in_rank, pairs.out_rank), (bounds[i], bounds[i + 1])
-        fast.convolve_few(blas, x, pairs.in_order, taps, ranks, spans, first, total)
-        if not in_place:
-            rows = slice(first, last) if pairs.out_order is None else pairs.out_order[first:last]
-            y[rows] = total[:, :channels]
-
-    parallel(work, len(edges) - 1, blas=True, small=len(pairs.in_rank) * taps[0].size < FEW_WORK)
 
 
 def _put_products(

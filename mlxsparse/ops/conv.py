@@ -7,7 +7,6 @@ bfloat16 accumulate in float32. An output that no active input reaches holds the
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -267,8 +266,7 @@ def _apply(
     *,
     backwards: bool = False,
 ) -> SparseTensor:
-    co, *size, ci = w.shape
     pairs = found.by_taps if taps is None else found.select(taps.index)
     pairs = pairs.transposed() if backwards else pairs
-    y = convolve(x.feats, w.reshape(co, math.prod(size), ci), bias, pairs, key.capacity, groups)
+    y = convolve(x.feats, w, bias, pairs, key.capacity, groups)
     return SparseTensor._of(key, y)
