@@ -192,20 +192,22 @@ def convolve_few(
     bounds (blocks + 1, T): pairs of each tap. taps (T, k, n) and bias: n a multiple of LANES, y may have less.
     """
     k, n, channels = taps.shape[1], taps.shape[2], y.shape[1]
-    total = np.empty((np.max(np.diff(edges)), n), np.float32)
+    in_place = n == channels and len(out_order) == 0
+    total = y if in_place else np.empty((np.max(np.diff(edges)), n), np.float32)
     one, none = np.empty(n, np.float32), np.empty(0, np.int32)
     xs = x.ctypes.data
     for block in range(len(edges) - 1):
         first, last = edges[block], edges[block + 1]
-        total[:] = bias
-        ys = total.ctypes.data - 4 * first * n  # of rank 0
+        zero = 0 if in_place else first  # rank of the first row of total
+        total[first - zero : last - zero] = bias
+        ys = total.ctypes.data - 4 * zero * n
         for t in range(len(taps)):
             a, b = bounds[block, t], bounds[block + 1, t]
             w = taps.ctypes.data + 4 * t * k * n
             if b - a == 1:  # rounded as `product` does
                 row = _row(xs, in_rank[a], order, k)
                 _gemv(blas[1], n, k, row, w, one.ctypes.data)  # type: ignore[call-arg]
-                total[out_rank[a] - first] += one
+                total[out_rank[a] - zero] += one
                 continue
             while a + 8 <= b:
                 i, o = in_rank[a : a + 8], out_rank[a : a + 8]
@@ -230,7 +232,7 @@ def convolve_few(
                 for c in range(0, 4 * n, 4 * LANES):
                     _add_products((row,), (place + c,), w + c, k, n)  # type: ignore[call-arg]
                 a += 1
-        for rank in range(first, last):
+        for rank in range(first, first if in_place else last):
             out = out_order[rank] if len(out_order) else rank
             for c in range(channels):
                 y[out, c] = total[rank - first, c]
