@@ -189,7 +189,7 @@ def convolve_few(
 ) -> None:
     """Blocks of output ranks between the edges: y = bias + x[i] @ taps[t], eight rows at a time in registers.
 
-    bounds (blocks + 1, T): pairs of each tap. taps (T, k, n) and bias: n a multiple of LANES, y may have less.
+    bounds (blocks + 1, T): pairs of each tap. taps and bias have n channels, a multiple of LANES; y may not.
     """
     k, n, channels = taps.shape[1], taps.shape[2], y.shape[1]
     in_place = n == channels and len(out_order) == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -215,9 +215,9 @@ def convolve_block(
     _products().convolve_block(blas, x, _or_none(order), taps, *ranks, *spans, first, total, *room)
 
 
-@lru_cache(maxsize=None)
+@cache
 def few_channels(ci: int, co: int) -> bool:
-    """Whether `convolve_few` takes products (m, ci) @ (ci, co): few channels, and sums of this BLAS's bits."""
+    """Whether `convolve_few` takes products (m, ci) @ (ci, co): few channels, and the bits of this BLAS."""
     addresses = blas_addresses()
     if max(ci, co) > FEW or addresses is None:
         return False

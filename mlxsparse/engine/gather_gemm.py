@@ -38,7 +38,8 @@ def convolve(
 ) -> mx.array:
     """Convolution over `pairs`, differentiable in x, weight and bias.
 
-    x (capacity, Ci); weight (Co, T, Ci / groups) or with more axes of taps; bias (Co,) or None -> (rows, Co) in x's dtype.
+    x (capacity, Ci); weight (Co, T, Ci / groups) or with several axes of taps; bias (Co,) or None ->
+    (rows, Co) in x's dtype.
     Only the first ``pairs.num_in`` rows of x are read; rows past ``pairs.num_out`` are 0.
     """
     if executor() == "kernel":

@@ -21,7 +21,7 @@ from . import segmentation as task
 from .metrics import mean_iou
 
 MASKED = 3  # epochs
-TIMED = 9  # forwards of each model, taken in turn
+TIMED = 15  # forwards of each model, taken in turn
 
 
 @dataclass

@@ -100,13 +100,12 @@ def windows_out_of_range() -> None:
     """An order or a place that does not exist is left out."""
     c, s = sites(29, 60), (2, 2, 2)
     made = reach(c, (s, s, (0, 0, 0), (1, 1, 1)), None, True)
-    n = len(c) + 3
     first = made.order[0].item()
-    for wild in (n, -5, 2**31 - 1):
+    pairs = oracle.conv_pairs(c, oracle.parent_support(c, s), s, s)
+    for wild in (len(c), -5, 2**31 - 1):
         order = np.array(made.order)
         order[0] = wild
         got = ks.window_map(integers(c), made._replace(order=integers(order)), s)
-        pairs = oracle.conv_pairs(c, oracle.parent_support(c, s), s, s)
         nbr, back = tables(pairs, 8, len(c), made.sites.shape[0])
         nbr[nbr == first], back[:, first] = -1, -1
         equal(got.nbr, nbr, "nbr")
