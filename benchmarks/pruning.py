@@ -39,7 +39,7 @@ def counted() -> Iterator[dict[str, float]]:
 
     def count(x: Any, w: Any, bias: Any, pairs: Any, rows: int, groups: int) -> mx.array:
         total["pairs"] += len(pairs.in_rank)
-        total["work"] += len(pairs.in_rank) * w.shape[0] * w.shape[2]
+        total["work"] += len(pairs.in_rank) * w.shape[0] * w.shape[-1]
         start = time.perf_counter()
         y = real(x, w, bias, pairs, rows, groups)
         mx.eval(y)

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ._numba_loops import AHEAD, prefetch_row
 
 _ROW_MAJOR, _AS_IT_IS, _TRANSPOSED = 101, 111, 112  # of CBLAS
+LANES = 8  # channels of one vector
 
 
 def _call(builder: Any, address: Any, *arguments: Any) -> None:
@@ -125,3 +127,112 @@ def put_products(
     for i in range(len(rows)):
         for c in range(channels):
             y[rows[i], c] = products[i, c]
+
+
+# ---------------------------------------------------------------- few channels
+
+
+@intrinsic
+def _add_products(context: Any, x: Any, y: Any, w: Any, k: Any, stride: Any) -> Any:
+    """y[r][:LANES] += x[r][:k] @ w[:k, :LANES] for rows and w by address; x, y: tuples of as many rows.
+
+    As BLAS does: from 0, one fused multiply-add after the other, then added. Rows of w are `stride` apart.
+    """
+
+    def generate(target: Any, builder: Any, signature: Any, args: Any) -> Any:
+        x, y, w, k, stride = args
+        f32, i32 = ir.FloatType(), ir.IntType(32)
+        vector = ir.VectorType(f32, LANES)
+        everywhere = ir.Constant(ir.VectorType(i32, LANES), [i32(0)] * LANES)
+        kind = ir.FunctionType(vector, [vector] * 3)
+        fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
+        count = signature.args[0].count
+        rows = [builder.inttoptr(builder.extract_value(x, r), f32.as_pointer()) for r in range(count)]
+        sums = [cgutils.alloca_once_value(builder, vector([f32(0.0)] * LANES)) for _ in rows]
+        w = builder.inttoptr(w, f32.as_pointer())
+        with cgutils.for_range(builder, k) as loop:
+            weight = builder.gep(w, [builder.mul(loop.index, stride)])
+            weight = builder.load(builder.bitcast(weight, vector.as_pointer()), align=4)
+            for row, total in zip(rows, sums):
+                value = builder.load(builder.gep(row, [loop.index]))
+                value = builder.insert_element(vector(ir.Undefined), value, i32(0))
+                value = builder.shuffle_vector(value, value, everywhere)
+                builder.store(builder.call(fma, [value, weight, builder.load(total)]), total)
+        for r, total in enumerate(sums):
+            place = builder.inttoptr(builder.extract_value(y, r), vector.as_pointer())
+            before = builder.load(place, align=4)
+            builder.store(builder.fadd(before, builder.load(total)), place, align=4)
+        return target.get_dummy_value()
+
+    return types.void(x, y, w, k, stride), generate
+
+
+@njit(inline="always")
+def _row(base: int, rank: int, order: np.ndarray, stride: int) -> int:
+    row = order[rank] if len(order) else rank
+    return base + 4 * np.int64(row) * stride
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def convolve_few(
+    blas: np.ndarray,
+    x: np.ndarray,
+    order: np.ndarray,
+    taps: np.ndarray,
+    in_rank: np.ndarray,
+    out_rank: np.ndarray,
+    edges: np.ndarray,
+    bounds: np.ndarray,
+    bias: np.ndarray,
+    out_order: np.ndarray,
+    y: np.ndarray,
+) -> None:
+    """Blocks of output ranks between the edges: y = bias + x[i] @ taps[t], eight rows at a time in registers.
+
+    bounds (blocks + 1, T): pairs of each tap. taps and bias have n channels, a multiple of LANES; y may not.
+    """
+    k, n, channels = taps.shape[1], taps.shape[2], y.shape[1]
+    in_place = n == channels and len(out_order) == 0
+    total = y if in_place else np.empty((np.max(np.diff(edges)), n), np.float32)
+    one, none = np.empty(n, np.float32), np.empty(0, np.int32)
+    xs = x.ctypes.data
+    for block in range(len(edges) - 1):
+        first, last = edges[block], edges[block + 1]
+        zero = 0 if in_place else first  # rank of the first row of total
+        total[first - zero : last - zero] = bias
+        ys = total.ctypes.data - 4 * zero * n
+        for t in range(len(taps)):
+            a, b = bounds[block, t], bounds[block + 1, t]
+            w = taps.ctypes.data + 4 * t * k * n
+            if b - a == 1:  # rounded as `product` does
+                row = _row(xs, in_rank[a], order, k)
+                _gemv(blas[1], n, k, row, w, one.ctypes.data)  # type: ignore[call-arg]
+                total[out_rank[a] - zero] += one
+                continue
+            while a + 8 <= b:
+                i, o = in_rank[a : a + 8], out_rank[a : a + 8]
+                rows = (
+                    _row(xs, i[0], order, k), _row(xs, i[1], order, k),
+                    _row(xs, i[2], order, k), _row(xs, i[3], order, k),
+                    _row(xs, i[4], order, k), _row(xs, i[5], order, k),
+                    _row(xs, i[6], order, k), _row(xs, i[7], order, k),
+                )  # fmt: skip
+                for c in range(0, 4 * n, 4 * LANES):
+                    y0 = ys + c
+                    places = (
+                        _row(y0, o[0], none, n), _row(y0, o[1], none, n),
+                        _row(y0, o[2], none, n), _row(y0, o[3], none, n),
+                        _row(y0, o[4], none, n), _row(y0, o[5], none, n),
+                        _row(y0, o[6], none, n), _row(y0, o[7], none, n),
+                    )  # fmt: skip
+                    _add_products(rows, places, w + c, k, n)  # type: ignore[call-arg]
+                a += 8
+            while a < b:
+                row, place = _row(xs, in_rank[a], order, k), _row(ys, out_rank[a], none, n)
+                for c in range(0, 4 * n, 4 * LANES):
+                    _add_products((row,), (place + c,), w + c, k, n)  # type: ignore[call-arg]
+                a += 1
+        for rank in range(first, first if in_place else last):
+            out = out_order[rank] if len(out_order) else rank
+            for c in range(channels):
+                y[out, c] = total[rank - first, c]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from .host import blas_addresses, num_threads, parallel, scratch
 
 SMALL = 100_000  # items that one thread does in about the time of waking another
+FEW = 16  # channels up to which rows are multiplied where they lie
 
 
 @lru_cache(maxsize=1)
@@ -212,6 +213,62 @@ def convolve_block(
     spans: where each tap's pairs start and end. room: rows for what is gathered, and for the products.
     """
     _products().convolve_block(blas, x, _or_none(order), taps, *ranks, *spans, first, total, *room)
+
+
+@cache
+def few_channels(ci: int, co: int) -> bool:
+    """Whether `convolve_few` takes products (m, ci) @ (ci, co): few channels, and the bits of this BLAS."""
+    addresses = blas_addresses()
+    if max(ci, co) > FEW or addresses is None:
+        return False
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape, np.float32) for shape in ((1024, ci), (ci, co)))
+    ranks = np.arange(len(x), dtype=np.int32)
+    for m in (5, len(x)):
+        y = np.empty((m, co), np.float32)
+        edges = np.array([0, m])
+        convolve_few(addresses, x, None, w[None], (ranks, ranks), edges, edges[:, None], None, None, y)
+        if not np.array_equal(y, np.matmul(x[:m], w)):
+            return False
+    return True
+
+
+def convolve_few(
+    blas: np.ndarray,
+    x: np.ndarray,
+    order: np.ndarray | None,
+    taps: np.ndarray,
+    ranks: tuple[np.ndarray, np.ndarray],
+    edges: np.ndarray,
+    bounds: np.ndarray,
+    bias: np.ndarray | None,
+    out_order: np.ndarray | None,
+    y: np.ndarray,
+    *,
+    small: bool = True,
+) -> None:
+    """y[out_order[o]] = bias + sum of x[order[i]] @ taps[t] over pairs (i, o), for `few_channels`.
+
+    edges: of blocks of output ranks; bounds (blocks + 1, T): pairs of each tap in them. small: not worth
+    waking a thread for.
+    """
+    padded = np.zeros((*taps.shape[:2], -(-taps.shape[2] // 8) * 8), np.float32)
+    padded[:, :, : taps.shape[2]] = taps
+    start = np.zeros(padded.shape[2], np.float32)
+    if bias is not None:
+        start[: len(bias)] = bias
+    # Few calls: a thread that wants Python's lock back waits longer than a short call takes.
+    blocks = len(edges) - 1
+    parts = min(1 if small else 2 * num_threads(), blocks)
+    cuts = np.arange(parts + 1) * blocks // max(parts, 1)
+    orders = _or_none(order), _or_none(out_order)
+
+    def work(i: int) -> None:
+        here = slice(cuts[i], cuts[i + 1] + 1)
+        loops = _products()
+        loops.convolve_few(blas, x, orders[0], padded, *ranks, edges[here], bounds[here], start, orders[1], y)
+
+    parallel(work, parts, blas=True, small=small)
 
 
 def put_products(

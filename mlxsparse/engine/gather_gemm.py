@@ -7,6 +7,7 @@ the same bits for any number of threads.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 
@@ -22,6 +23,7 @@ from .neighbors import TapPairs
 
 BLOCK = 4096  # output rows of one block
 COMPILED_BLOCK = 1024  # of the `fast` extra, whose calls cost less
+FEW_WORK = 1 << 24  # as SMALL_WORK, where rows are multiplied in place: about a millisecond
 CHUNK = 4096  # pairs of one weight-gradient product
 SMALL_WORK = 1 << 22  # multiply-adds that one thread does in about the time of waking another
 
@@ -36,25 +38,27 @@ def convolve(
 ) -> mx.array:
     """Convolution over `pairs`, differentiable in x, weight and bias.
 
-    x (capacity, Ci); weight (Co, T, Ci / groups); bias (Co,) or None -> (rows, Co) in x's dtype.
+    x (capacity, Ci); weight (Co, T, Ci / groups) or with several axes of taps; bias (Co,) or None ->
+    (rows, Co) in x's dtype.
     Only the first ``pairs.num_in`` rows of x are read; rows past ``pairs.num_out`` are 0.
     """
     if executor() == "kernel":
+        weight = weight if weight.ndim == 3 else weight.flatten(1, -2)
         return conv_kernel.convolve(x, weight, bias, pairs, rows, groups)
     assert not isinstance(pairs, DeviceMap)  # made where kernels run
     dtype = x.dtype
 
     def forward(x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         start = view32(b[0]) if b else None
-        taps = np.ascontiguousarray(view32(w).transpose(1, 2, 0))  # (T, Ci / g, Co)
+        taps = np.ascontiguousarray(_flat(w).transpose(1, 2, 0))  # (T, Ci / g, Co)
         return _gather_gemm(view32(x), taps, start, pairs, rows, groups).astype(dtype)
 
     def input_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
-        back = _swap_channels(view32(w), groups)  # (T, Co / g, Ci)
+        back = _swap_channels(_flat(w), groups)  # (T, Co / g, Ci)
         return _gather_gemm(view32(ct), back, None, pairs.transposed(), x.shape[0], groups).astype(dtype)
 
     def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
-        return _weight_gradient(view32(x), view32(ct), pairs, groups).astype(w.dtype)
+        return _weight_gradient(view32(x), view32(ct), pairs, groups).astype(w.dtype).reshape(w.shape)
 
     def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
         out, v = empty(b.shape, mx.float32)
@@ -65,6 +69,11 @@ def convolve(
         return differentiable("convolution", forward, (input_gradient, weight_gradient), x, weight)
     gradients = (input_gradient, weight_gradient, bias_gradient)
     return differentiable("convolution", forward, gradients, x, weight, bias)
+
+
+def _flat(w: mx.array) -> np.ndarray:
+    """(Co, ..., Ci / g) -> (Co, T, Ci / g), by NumPy: MLX would start an evaluation for it."""
+    return view32(w).reshape(w.shape[0], math.prod(w.shape[1:-1]), w.shape[-1])
 
 
 def _swap_channels(w: np.ndarray, groups: int) -> np.ndarray:
@@ -237,9 +246,15 @@ def _compiled_gather_gemm(
     y: np.ndarray, x: np.ndarray, taps: np.ndarray, bias: np.ndarray | None, pairs: TapPairs, blas: np.ndarray
 ) -> None:
     """As the blocks of _gather_gemm, each in one compiled call."""
-    edges, bounds = block_bounds(pairs, COMPILED_BLOCK)
-    scratch = Scratch(COMPILED_BLOCK)
     channels = taps.shape[2]
+    edges, bounds = block_bounds(pairs, COMPILED_BLOCK)
+    if fast.few_channels(*taps.shape[1:]):
+        ranks, small = (pairs.in_rank, pairs.out_rank), len(pairs.in_rank) * taps[0].size < FEW_WORK
+        fast.convolve_few(
+            blas, x, pairs.in_order, taps, ranks, edges, bounds, bias, pairs.out_order, y, small=small
+        )
+        return
+    scratch = Scratch(COMPILED_BLOCK)
 
     def work(i: int) -> None:
         first, last = int(edges[i]), int(edges[i + 1])

@@ -273,6 +273,5 @@ def _apply(
 ) -> SparseTensor:
     pairs = found.by_taps if taps is None else found.select(taps.index)
     pairs = pairs.transposed() if backwards else pairs
-    w = w if w.ndim == 3 else w.reshape(w.shape[0], found.kernel.volume, w.shape[-1])
     y = convolve(x.feats, w, bias, pairs, key.capacity, groups)
     return SparseTensor._of(key, y, x, clean=executor() == "kernel")

@@ -77,3 +77,37 @@ def test_same_bits_of_large_clouds(monkeypatch):
     compiled = run()
     monkeypatch.setenv("MLXSPARSE_FAST", "0")
     assert run() == compiled
+
+
+@pytest.mark.parametrize(("ci", "co"), [(2, 3), (4, 4), (8, 16), (16, 8), (16, 16), (17, 4)])
+def test_same_bits_of_few_channels(monkeypatch, ci, co):
+    """Rows in order and not, taps with one pair, whole vectors of channels and parts, a non-finite row."""
+    pytest.importorskip("numba", reason="needs numba: the fast extra is not installed")
+    rng = np.random.default_rng(ci)
+    sites = np.unique(rng.integers(-7, 7, (1500, 4)) * [0, 1, 1, 1], axis=0).astype(np.int32)
+    few = np.array([[0, 0, 0, 0], [0, 1, 1, 1], [0, 0, 1, 0]], np.int32)
+    w = mx.array(rng.normal(size=(co, 3, 3, 3, ci)).astype(np.float32))
+    bias = mx.array(rng.normal(size=co).astype(np.float32))
+
+    def run():
+        found = []
+        for coords in (sites, rng.permutation(sites), few):
+            feats = np.random.default_rng(1).normal(size=(len(coords), ci)).astype(np.float32)
+            feats[2, 1] = np.inf
+            x = ms.SparseTensor(mx.array(coords), mx.array(feats))
+            y, gradients = mx.vjp(
+                lambda f, w, b, x=x: ms.ops.subm_conv3d(x.replace(f), w, b).feats,
+                [x.feats, w, bias],
+                [mx.array(np.random.default_rng(2).normal(size=(len(coords), co)).astype(np.float32))],
+            )
+            found += [y[0], *gradients, ms.ops.conv3d(x, w, stride=2, padding=1).feats]
+        return [np.array(a) for a in found]
+
+    runs = []
+    for compiled in ("1", "0"):
+        monkeypatch.setenv("MLXSPARSE_FAST", compiled)
+        rng = np.random.default_rng(3)
+        runs.append(run())
+    for a, b in zip(*runs):
+        np.testing.assert_array_equal(a, b)
+    assert not fast.few_channels(17, 4)

@@ -78,16 +78,29 @@ def _mix(h: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def hash_colliding_keys() -> None:
-    """Keys with one first hash: z is solved for it (kernels/coord_hash.h)."""
-    n = sized(300, 2**20)
+    """Keys with one first hash: z is solved for it (kernels/coord_hash.h). Hash 0 has an empty tag, too."""
+    for target in (0x12345678, 0):
+        coords = keys_of_hash(target, sized(300, 2**20))
+        check_lookup(coords, coords)
+
+
+def keys_of_hash(target: int, n: int) -> np.ndarray:
     b, x = np.zeros(n, np.uint32), np.arange(n, dtype=np.uint32)
     y = rng(5).integers(0, 2**32, n, dtype=np.uint32)
     before = _mix(_mix(_mix(np.full(n, 0x27D4EB2F, np.uint32), b), x), y)
-    h = _unshift(np.full(n, 0x12345678, np.uint32), 13) * np.uint32(_inverse(0x85EBCA77))
+    h = _unshift(np.full(n, target, np.uint32), 13) * np.uint32(_inverse(0x85EBCA77))
     z = (_unshift(h, 15) * np.uint32(_inverse(0x9E3779B1))) ^ before
     assert len(np.unique(_mix(before, z))) == 1
-    coords = np.column_stack([b, x, y, z]).view(np.int32)
-    check_lookup(coords, coords)
+    return np.column_stack([b, x, y, z]).view(np.int32)
+
+
+def hash_of_more_rows() -> None:
+    """A table that names a row past the coordinates reads nothing there."""
+    coords = sites(6, sized(200, 20_000), sized(9, 60))
+    table = kc.hash_table(integers(coords))
+    fewer = table._replace(coords=integers(coords[:-1]))
+    wanted = np.append(np.arange(len(coords) - 1), -1)
+    equal(kc.find_rows(fewer, integers(coords)), wanted, "rows")
 
 
 def hash_tiny() -> None:
@@ -254,6 +267,7 @@ CASES: dict[str, Case] = {
         hash_full_range,
         hash_full_table,
         hash_colliding_keys,
+        hash_of_more_rows,
         hash_tiny,
         map_submanifold,
         map_strided,

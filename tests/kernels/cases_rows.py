@@ -218,7 +218,7 @@ def one(dtype: mx.Dtype) -> None:
 def columns(dtype: mx.Dtype) -> None:
     """Moments and sums of columns: many parts, a large mean, padding of NaN, no rows and one."""
     large = sized(600, 300_000)
-    for n, c, active in ((1, 3, 1), (600, 40, 590), (600, 2, 0), (large, 5, large)):
+    for n, c, active in ((1, 3, 1), (600, 40, 590), (600, 3, 512), (600, 2, 0), (large, 5, large)):
         x, x64 = values(n, (n, c), dtype)
         x = mx.concatenate([x[:active], mx.full((n - active, c), float("nan"), dtype)])
         ct, ct64 = values(n + 1, (n, c), dtype)

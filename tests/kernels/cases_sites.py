@@ -7,6 +7,7 @@ import numpy as np
 
 from mlxsparse.backend import kernel_coords as kc
 from mlxsparse.backend import kernel_sites as ks
+from mlxsparse.backend.library import launch
 from mlxsparse.testing import oracle
 
 from .cases_coords import GEOMETRIES, tables, within
@@ -66,6 +67,11 @@ def outside() -> None:
     assert int(reach(far, geometry, None, False).outside) == 1
     near = np.array([[0, 0, 2**29 - 1, 0]], np.int32)
     assert int(reach(near, geometry, None, False).outside) == 0
+    ends = ((1, 1, 1), (1, 2, 1), (0, 0, 0), (1, 1, 1))
+    for y in (2**29, -(2**29)):  # 2^30 itself is outside
+        c = np.array([[0, 0, y - np.sign(y), 0], [0, 0, y, 0]], np.int32)
+        assert int(reach(c, ends, None, False).outside) == 1
+        assert int(reach(c[:1], ends, None, False).outside) == 0
     c = integers(np.array([[0, 5, 5, 5]]))
     for low, span in (((6, 0, 0), (9, 9, 9)), ((0, 0, 0), (9, 5, 9))):
         got = ks.reached(c, ks.Extent(low, span, 1), (1, 1, 1), (1, 1, 1))
@@ -90,6 +96,29 @@ def windows() -> None:
         equal(got.back, np.where(back < len(out) // 2, back, -1), "back of fewer rows than sites")
 
 
+def windows_out_of_range() -> None:
+    """An order or a place that does not exist is left out."""
+    c, s = sites(29, 60), (2, 2, 2)
+    made = reach(c, (s, s, (0, 0, 0), (1, 1, 1)), None, True)
+    first = made.order[0].item()
+    pairs = oracle.conv_pairs(c, oracle.parent_support(c, s), s, s)
+    for wild in (len(c), -5, 2**31 - 1):
+        order = np.array(made.order)
+        order[0] = wild
+        got = ks.window_map(integers(c), made._replace(order=integers(order)), s)
+        nbr, back = tables(pairs, 8, len(c), made.sites.shape[0])
+        nbr[nbr == first], back[:, first] = -1, -1
+        equal(got.nbr, nbr, "nbr")
+        equal(got.back, back, "back")
+
+
+def no_keys() -> None:
+    """Rows of a set without sites are padding."""
+    keys, places = mx.zeros((8,), mx.uint64), mx.full((8,), 7, mx.int32)
+    got = launch("key_sites", [keys[:0], places[:0]], [0, 9, 0, 0, 0, 1, 1, 1], [(9, 4)], (1, 1, 1))[0]
+    equal(got, np.tile([-1, 0, 0, 0], (9, 1)), "sites")
+
+
 def mirrored() -> None:
     low, high = -(2**31), 2**31 - 1
     ends = np.array(
@@ -97,6 +126,9 @@ def mirrored() -> None:
     )
     for n in (0, 1, sized(120, 4000)):
         c = np.concatenate([sites(27, n, sized(6, 20)), ends]) if n > 1 else sites(27, n)
+        if n > 1:  # row 0 is the neighbour of others, through taps before and after the middle
+            middle = np.argmin(np.abs(c[:, 1:].astype(np.int64)).sum(axis=1) + 99 * c[:, 0])
+            c[[0, middle]] = c[[middle, 0]]
         padded = np.concatenate([c, np.full((2, 4), (-1, 0, 0, 0))]).astype(np.int32)
         for size, d in (((3, 3, 3), (1, 1, 1)), ((3, 1, 5), (2, 1, 1)), ((1, 1, 1), (1, 1, 1))):
             p = tuple(k // 2 * e for k, e in zip(size, d))
@@ -118,5 +150,15 @@ def repeated_rows() -> None:
 
 CASES: dict[str, Case] = {
     f.__name__: f
-    for f in (created, created_with_capacity, created_tiny, outside, windows, mirrored, repeated_rows)
+    for f in (
+        created,
+        created_with_capacity,
+        created_tiny,
+        outside,
+        windows,
+        windows_out_of_range,
+        no_keys,
+        mirrored,
+        repeated_rows,
+    )
 }

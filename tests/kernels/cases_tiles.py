@@ -8,11 +8,12 @@ import mlx.core as mx
 import numpy as np
 
 from mlxsparse.backend import kernel_tiles as tiles
+from mlxsparse.backend.library import launch
 from mlxsparse.testing import oracle
 
 from .cases_conv import padded_values
 from .cases_coords import tables
-from .common import DTYPES, LARGE, Case, close, equal, integers, repeats, sites, sized, values
+from .common import DTYPES, LARGE, Case, close, equal, integers, repeats, rng, sites, sized, values
 
 
 def check(
@@ -118,6 +119,7 @@ def out_of_range(dtype: mx.Dtype) -> None:
     inside = (first >= 0) & (first < 20)
     wanted = np.where(inside[:, None], x64[np.where(inside, first, 0)] @ w64[:, 0].T, 0)
     made = tiles.tap_tiles(integers(nbr), 20)
+    assert int(made.nbr.max()) == 19, "an ordered map names a row that does not exist"
     ct, ct64 = values(3, (7, 5), dtype)
     dw = np.zeros((5, 2, 8))
     dw[:, 0] = ct64[inside].T @ x64[first[inside]]
@@ -131,6 +133,34 @@ def out_of_range(dtype: mx.Dtype) -> None:
     close(tiles.forward(x, w, lost)[1:], wanted[1:], dtype)
     dw[:, 0] -= np.outer(ct64[0], x64[0])
     close(tiles.weight_grad(ct, x, lost), dw, dtype)
+
+
+def sort_keys() -> None:
+    """Window and taps of each row, row 0 of the other side among them; rows without a pair last."""
+    nbr, bit = rng(5).integers(-1, 3, (4, 90)), np.array([3, 0, 26, 1])
+    nbr[:, 40] = -1
+    got = np.array(launch("tap_keys", [integers(nbr), integers(bit)], [90, 4, 32], [(90,)], (1, 1, 1))[0])
+    gray = np.bitwise_or.reduce((nbr >= 0).astype(np.uint32) << bit[:, None].astype(np.uint32), axis=0)
+    code = got & (2**27 - 1)
+    some = gray > 0
+    equal((code ^ (code >> 1))[some], gray[some], "Gray code of the taps")
+    equal((got >> 27)[some], (np.arange(90) // 32)[some], "window")
+    equal(got[~some], np.full((~some).sum(), 2**32 - 1), "rows without a pair")
+
+
+def wild_order() -> None:
+    """An order that names rows that do not exist; places that end inside a threadgroup."""
+    nbr = rng(6).integers(0, 20, (3, 50))
+    order = rng(7).permutation(50)
+    order[[2, 9, 17]] = 50, -3, 2**31 - 1
+    dims = [20, 50, 3, 64, 96, 32]
+    arrays = [integers(nbr), integers(order)]
+    tiled, rows, masks = launch("tap_tiles", arrays, dims, [(2, 3, 32), (64,), (2, 1)], (1, 1, 1))
+    wanted = np.append(np.where((order >= 0) & (order < 50), order, -1), np.full(14, -1))
+    equal(rows, wanted, "rows")
+    taken = np.where(wanted >= 0, nbr[:, wanted], -1)
+    equal(np.array(tiled).transpose(1, 0, 2).reshape(3, 64), taken, "ordered map")
+    equal(masks, np.full((2, 1), 7), "taps")
 
 
 SHAPES = {
@@ -150,7 +180,7 @@ TILES = {  # that the tables of tiles do not have for every backend
     "results_past_the_buffers": {2: tiles.Tile(128, 128, 16, 2, 2, 2), 4: tiles.Tile(128, 64, 16, 2, 2, 2)},
 }
 
-CASES: dict[str, Case] = {}
+CASES: dict[str, Case] = {"sort_keys": sort_keys, "wild_order": wild_order}
 for _name, _dtype in DTYPES.items():
     for _shape, _options in SHAPES.items():
         if _name != "f32" and not LARGE and _shape in ("one_site", "125_taps", "one_tap"):
