@@ -36,6 +36,7 @@ WINDOWS = 31  # that a sort key tells apart
 KEY_BITS = 27  # taps that a sort key tells apart
 GRAD_GROUPS = 4096  # threadgroups that a weight gradient is divided into, at most
 GRAD_BYTES = 1 << 28  # of its partial sums, at most
+SPREAD = 256  # threadgroups below which narrower tiles are better
 OFFSETS = 2**31  # copies of 16 bytes that a kernel can address
 
 
@@ -96,17 +97,27 @@ chosen: dict[tuple[bool, int], Tile] = {}
 grouped = True
 
 
-def tile_for(dtype: mx.Dtype, channels: int, *, weight: bool = False) -> Tile:
-    """The tile for `channels` output channels; for a weight gradient the larger channel count."""
-    tile = chosen.get((weight, channels)) if chosen else None
-    return tile or _measured(on_cuda(), dtype.size, fp32_mode(dtype), channels, weight)
+def tile_for(dtype: mx.Dtype, channels: int, places: int, *, weight: bool = False) -> Tile:
+    """The tile for `channels` output channels over `places`; for a weight gradient the larger channel count.
+
+    Where threadgroups would be too few to fill the GPU, a narrower tile of the table is taken.
+    """
+    if chosen and (weight, channels) in chosen:
+        return chosen[weight, channels]
+    shapes = _shapes(on_cuda(), dtype.size, fp32_mode(dtype), channels, weight)
+    for tile in shapes:
+        if weight or places // tile.BM * blocks(channels, tile.BN) >= SPREAD:
+            return tile
+    return shapes[-1]
 
 
 @functools.lru_cache(maxsize=256)
-def _measured(cuda: bool, itemsize: int, mode: int, channels: int, weight: bool) -> Tile:
+def _shapes(cuda: bool, itemsize: int, mode: int, channels: int, weight: bool) -> list[Tile]:
+    """The tile for so many channels, and on CUDA the narrower ones after it."""
     table = WEIGHT_GRAD if weight else FORWARD
     shapes = table.get((cuda, itemsize, mode)) or table[cuda, itemsize, 0]
-    return next(tile for most, tile in shapes if channels <= most)
+    last = next(i for i, (most, _) in enumerate(shapes) if channels <= most)
+    return [tile for _, tile in shapes[last :: -1]] if cuda else [shapes[last][1]]
 
 
 # ---------------------------------------------------------------- ordered maps
@@ -263,10 +274,10 @@ def _product(
         raise CapacityError(
             f"weight {tuple(w.shape)} has more elements than a kernel can address; use groups"
         )
-    tile = tile_for(dtype, outs)
     start = unread() if bias is None else bias.astype(mx.float32)
     rows = tiles.size if active is None else active
     places, taps = tiles.rows.shape[0], tiles.nbr.shape[-2]
+    tile = tile_for(dtype, outs, places)
     sizes = (n, tiles.size, places, taps, red, outs, int(bias is not None), rows)
     dims = (*sizes, int(plain), *tiles.steps)
     prepare = _forward_call if isinstance(rows, int) else _forward_call.__wrapped__
@@ -315,7 +326,7 @@ def weight_grad(ct: mx.array, x: mx.array, tiles: TapTiles, *, plain: bool = Fal
         return filled((co, taps, ci), 0, x.dtype)
     _check_reach("x", x.shape[0], red, x.dtype.size)
     _check_reach("ct", ct.shape[0], outs, x.dtype.size)
-    tile = tile_for(x.dtype, max(outs, red), weight=True)
+    tile = tile_for(x.dtype, max(outs, red), tiles.places, weight=True)
     sizes = (x.shape[0], tiles.size, tiles.places, taps, red, outs, tiles.active, int(plain), *tiles.steps)
     call = _grad_call(factory(), x.dtype, tile, fp32_mode(x.dtype), sizes)
     dw = sum_parts(call([left, right, tiles.nbr, tiles.rows, tiles.masks])[0], x.dtype)

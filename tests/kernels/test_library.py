@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxsparse.backend import kernel_conv, kernel_coords, kernel_rows, library
+from mlxsparse.backend import kernel_conv, kernel_coords, kernel_rows, kernel_tiles, library
 from mlxsparse.errors import CapacityError, DeviceError, DTypeError, MLXSparseError, ShapeError, StrideError
 
 
@@ -133,3 +133,10 @@ def test_nothing_is_launched_for_nothing() -> None:
     assert kernel_coords.hash_table(COORDS[:0]).slots.tolist() == [0] * 64
     assert kernel_rows.take_rows(X, mx.zeros((0,), mx.int32)).shape == (0, 4)
     assert kernel_conv.conv_weight_grad(X[:0], X[:0], NBR[:, :0]).shape == (4, 27, 4)
+
+
+def test_few_rows_get_narrow_tiles() -> None:
+    with library.using(library._cuda):
+        half = [kernel_tiles.tile_for(mx.float16, 128, rows) for rows in (1 << 20, 1 << 14, 1 << 10)]
+    assert [tile.BN for tile in half] == [128, 64, 32]
+    assert kernel_tiles.tile_for(mx.float16, 128, 1 << 10) == kernel_tiles.tile_for(mx.float16, 128, 1 << 20)
