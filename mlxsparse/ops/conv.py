@@ -7,6 +7,7 @@ bfloat16 accumulate in float32. An output that no active input reaches holds the
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -61,8 +62,12 @@ def subm_conv3d(
     Args: w (Co, Kx, Ky, Kz, Ci / groups) and bias (Co,) in x's dtype; taps as in Taps.
     """
     size = _check_weight(x, w, bias, groups, taps)
-    kernel = Kernel.submanifold(size, dilation, padding)
+    usual = padding is None and type(dilation) is int
+    kernel = _centred(size, dilation) if usual else Kernel.submanifold(size, dilation, padding)
     return _apply(x, w, bias, x.key, x.manager.kernel_map(x.key, x.key, kernel), groups, taps)
+
+
+_centred = functools.lru_cache(maxsize=256)(Kernel.submanifold)  # of a weight's shape: ints
 
 
 def conv3d(
