@@ -42,10 +42,12 @@ METAL_FUNC uint tile_tf32(uint x) {
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(__uint_as_float(x)));
   return r;
 }
-// What tile_tf32 rounded away; 0 where that is infinite or no number.
-METAL_FUNC uint tile_tf32_rest(uint x, uint hi) {
-  float rest = __uint_as_float(x) - __uint_as_float(hi);
-  return rest - rest == 0.0f ? tile_tf32(__float_as_uint(rest)) : 0u;
+// x as hi, its rounding to TF32, and what that leaves, of which the product takes the upper 19 bits: 0 where hi is x, as for
+// infinities. Integer and fp32 operations only: conversions run at half the rate.
+METAL_FUNC void tile_split(const uint x, uint& hi, uint& rest) {
+  hi = (x + 0x1000u) & 0xffffe000u;
+  float a = __uint_as_float(x), b = __uint_as_float(hi);
+  rest = a == b ? 0u : __float_as_uint(a - b);
 }
 
 template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
@@ -155,17 +157,15 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
       for (int i = 0; i < MI; i++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-          uint h = tile_tf32(fa[i][e]);
-          if (EXACT) ra[i][e] = tile_tf32_rest(fa[i][e], h);
-          fa[i][e] = h;
+          if constexpr (EXACT != 0) tile_split(fa[i][e], fa[i][e], ra[i][e]);
+          else fa[i][e] = tile_tf32(fa[i][e]);
         }
 #pragma unroll
       for (int j = 0; j < NI / 2; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-          uint h = tile_tf32(fb[j][e]);
-          if (EXACT) rb[j][e] = tile_tf32_rest(fb[j][e], h);
-          fb[j][e] = h;
+          if constexpr (EXACT != 0) tile_split(fb[j][e], fb[j][e], rb[j][e]);
+          else fb[j][e] = tile_tf32(fb[j][e]);
         }
       if constexpr (EXACT != 0) { // small terms first
 #pragma unroll

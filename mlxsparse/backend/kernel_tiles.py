@@ -36,7 +36,7 @@ WINDOWS = 31  # that a sort key tells apart
 KEY_BITS = 27  # taps that a sort key tells apart
 GRAD_GROUPS = 4096  # threadgroups that a weight gradient is divided into, at most
 GRAD_BYTES = 1 << 28  # of its partial sums, at most
-SPREAD = 256  # threadgroups below which narrower tiles are better
+SPREAD = 256  # threadgroups below which the tile for few rows is better
 OFFSETS = 2**31  # copies of 16 bytes that a kernel can address
 
 
@@ -80,6 +80,8 @@ FORWARD: dict[tuple[bool, int, int], list[tuple[int, Tile]]] = {
     (False, 2, 0): [(32, Tile(64, 32, 32, 4, 1, 2)), (1 << 30, Tile(64, 64, 32, 2, 2, 2))],
     (False, 4, 0): [(32, Tile(64, 32, 16, 4, 1, 2)), (1 << 30, Tile(64, 64, 16, 2, 2, 2))],
 }
+# Of more than 32 channels, where other tiles would be too few to fill the GPU.
+FEW = {(True, 2, 0): Tile(64, 64, 64, 2, 2, 2, 2, 6)}
 # BM x BN: output x input channels; BK: places. Chosen by the larger of the two.
 WEIGHT_GRAD: dict[tuple[bool, int, int], list[tuple[int, Tile]]] = {
     (True, 2, 0): [
@@ -98,26 +100,21 @@ grouped = True
 
 
 def tile_for(dtype: mx.Dtype, channels: int, places: int, *, weight: bool = False) -> Tile:
-    """The tile for `channels` output channels over `places`; for a weight gradient the larger channel count.
-
-    Where threadgroups would be too few to fill the GPU, a narrower tile of the table is taken.
-    """
+    """The tile for `channels` output channels, for a weight gradient the larger count, over `places`."""
     if chosen and (weight, channels) in chosen:
         return chosen[weight, channels]
-    shapes = _shapes(on_cuda(), dtype.size, fp32_mode(dtype), channels, weight)
-    for tile in shapes:
-        if weight or places // tile.BM * blocks(channels, tile.BN) >= SPREAD:
-            return tile
-    return shapes[-1]
+    kind = on_cuda(), dtype.size, fp32_mode(dtype)
+    tile = _measured(*kind, channels, weight)
+    if weight or channels <= 32 or kind not in FEW:
+        return tile
+    return tile if places // tile.BM * blocks(channels, tile.BN) >= SPREAD else FEW[kind]
 
 
 @functools.lru_cache(maxsize=256)
-def _shapes(cuda: bool, itemsize: int, mode: int, channels: int, weight: bool) -> list[Tile]:
-    """The tile for so many channels, and on CUDA the narrower ones after it."""
+def _measured(cuda: bool, itemsize: int, mode: int, channels: int, weight: bool) -> Tile:
     table = WEIGHT_GRAD if weight else FORWARD
     shapes = table.get((cuda, itemsize, mode)) or table[cuda, itemsize, 0]
-    last = next(i for i, (most, _) in enumerate(shapes) if channels <= most)
-    return [tile for _, tile in shapes[last :: -1]] if cuda else [shapes[last][1]]
+    return next(tile for most, tile in shapes if channels <= most)
 
 
 # ---------------------------------------------------------------- ordered maps

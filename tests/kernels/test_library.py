@@ -135,8 +135,8 @@ def test_nothing_is_launched_for_nothing() -> None:
     assert kernel_conv.conv_weight_grad(X[:0], X[:0], NBR[:, :0]).shape == (4, 27, 4)
 
 
-def test_few_rows_get_narrow_tiles() -> None:
+def test_few_rows_get_small_tiles() -> None:
     with library.using(library._cuda):
-        half = [kernel_tiles.tile_for(mx.float16, 128, rows) for rows in (1 << 20, 1 << 14, 1 << 10)]
-    assert [tile.BN for tile in half] == [128, 64, 32]
+        half = [kernel_tiles.tile_for(mx.float16, 128, rows) for rows in (1 << 20, 1 << 16, 1 << 14, 1 << 10)]
+    assert [(tile.BM, tile.BN) for tile in half] == [(128, 128), (128, 128), (64, 64), (64, 64)]
     assert kernel_tiles.tile_for(mx.float16, 128, 1 << 10) == kernel_tiles.tile_for(mx.float16, 128, 1 << 20)

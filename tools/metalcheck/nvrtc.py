@@ -67,6 +67,8 @@ def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
     table = kernel_tiles.FORWARD if name == "conv_tiles" else kernel_tiles.WEIGHT_GRAD
     for _, tile in table.get((True, itemsize, exact)) or table[True, itemsize, 0]:
         yield tile._asdict()
+    if name == "conv_tiles" and (True, itemsize, exact) in kernel_tiles.FEW:
+        yield kernel_tiles.FEW[True, itemsize, exact]._asdict()
 
 
 def source(name: str, kernel: library.Kernel, kind: str, values: dict[str, int]) -> tuple[str, str]:
