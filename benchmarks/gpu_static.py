@@ -61,6 +61,7 @@ def cases(name: str, coords: np.ndarray, batch_size: int) -> Iterator[tuple[str,
     """Cases of one cloud, (N, 4) int32."""
     n = len(coords)
     levels = tuple(ms.bucket(c, 8) for c in coarse_counts(coords))
+    box = tuple(map(int, coords[:, 1:].min(axis=0))), tuple(int(v) + 1 for v in coords[:, 1:].max(axis=0))
     on_device = mx.array(coords) + 0
     mx.eval(on_device)
 
@@ -70,11 +71,11 @@ def cases(name: str, coords: np.ndarray, batch_size: int) -> Iterator[tuple[str,
         mx.eval(feats)
         return feats
 
-    def infer(check: str, dtype: mx.Dtype = mx.float16, bounds: Any = None) -> Result:
-        net = network(dtype)
+    def infer(check: str) -> Result:
+        net = network(mx.float16)
         net.eval()
-        feats, capacity = feats_of(n, dtype), ms.bucket(n, 8)
-        step = ms.compile(net, check=check, bounds=bounds)
+        feats, capacity = feats_of(n, mx.float16), ms.bucket(n, 8)
+        step = ms.compile(net, check=check, bounds=box)
 
         def run() -> Any:
             x = padded(on_device, feats, capacity, batch_size)
@@ -86,14 +87,6 @@ def cases(name: str, coords: np.ndarray, batch_size: int) -> Iterator[tuple[str,
         found = measure(run, wait, 10)
         step.check()
         return {**found, "error": float(f"{error.item():.1e}"), "compilations": step.compilations}
-
-    def eager_static() -> Result:
-        net = network(mx.float16)
-        net.eval()
-        feats, capacity = feats_of(n, mx.float16), ms.bucket(n, 8)
-        return measure(
-            lambda: net(padded(on_device, feats, capacity, batch_size), capacity=levels).feats, wait, 10
-        )
 
     def train() -> Result:
         net = network(mx.float16)
@@ -113,7 +106,7 @@ def cases(name: str, coords: np.ndarray, batch_size: int) -> Iterator[tuple[str,
             return value
 
         state = [net.state, optimizer.state]
-        step = ms.compile(update, state, state)
+        step = ms.compile(update, state, state, bounds=box)
 
         def run() -> Any:
             value = step(padded(on_device, feats, capacity, batch_size))
@@ -127,7 +120,6 @@ def cases(name: str, coords: np.ndarray, batch_size: int) -> Iterator[tuple[str,
         net.eval()
         parts = [(mx.array(part) + 0, feats_of(len(part), mx.float16)) for part in frames(coords, FRAMES)]
         mx.eval(parts)
-        box = tuple(map(int, coords[:, 1:].min(axis=0))), tuple(int(v) + 1 for v in coords[:, 1:].max(axis=0))
         step = ms.compile(net, check="late", bounds=box)
 
         def one(part: tuple[mx.array, mx.array]) -> mx.array:
@@ -156,13 +148,6 @@ def cases(name: str, coords: np.ndarray, batch_size: int) -> Iterator[tuple[str,
 
     yield "fp16 MinkUNet inference, maps and all, compiled", lambda: infer("step")
     yield "fp16 MinkUNet inference, maps and all, compiled, late check", lambda: infer("late")
-    box = tuple(map(int, coords[:, 1:].min(axis=0))), tuple(int(v) + 1 for v in coords[:, 1:].max(axis=0))
-    yield (
-        "fp16 MinkUNet inference, maps and all, compiled, late check, bounds",
-        lambda: infer("late", bounds=box),
-    )
-    yield "fp32 MinkUNet inference, maps and all, compiled", lambda: infer("step", mx.float32)
-    yield "fp16 MinkUNet inference, maps and all, static, eager", eager_static
     yield "fp16 MinkUNet training step, compiled", train
     yield f"fp16 MinkUNet, {FRAMES} frames, eager", lambda: stream(False)
     yield f"fp16 MinkUNet, {FRAMES} frames, compiled", lambda: stream(True)

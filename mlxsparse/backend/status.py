@@ -6,6 +6,7 @@ A status is (5,) int32: bits, the rows that the first overflow needed, and the s
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Iterator
 
@@ -42,20 +43,30 @@ def combined(first: mx.array, *others: mx.array) -> mx.array:
 
 
 def _first(a: mx.array, b: mx.array) -> mx.array:
-    place = mx.arange(5) == 0
+    place = _vector(0, 1, 2, 3, 4) == 0
     return mx.where(place, a | b, mx.where(a[:1] != 0, a, b))
 
 
-def overflow(
+def fitted(
     total: mx.array, capacity: int, outside: mx.array, stride: tuple[int, int, int]
-) -> mx.array:
-    """Status of a created set of `total` sites in `capacity` rows; outside: bool, it left its range."""
-    bits = mx.where(total > capacity, OVERFLOW, 0) | mx.where(outside, RANGE, 0)
-    place = mx.arange(5)
-    found = mx.where(place == 0, bits, mx.where(place == 1, total, mx.array([0, 0, *stride], mx.int32)))
+) -> tuple[mx.array, mx.array]:
+    """Active rows, int32, and status of a created set of `total` sites in `capacity` rows.
+
+    outside: bool, it left its range, and has no rows.
+    """
+    # Vectors: MLX writes a scalar into the text of a fused kernel, which every capacity would compile anew.
+    room, place = _vector(capacity, capacity, capacity, capacity, capacity), _vector(0, 1, 2, 3, 4)
+    bits = mx.where(total > room, OVERFLOW, 0) | mx.where(outside, RANGE, 0)
+    found = mx.where(place == 0, bits, mx.where(place == 1, total, _vector(0, 0, *stride)))
     found = mx.where(bits != 0, found, 0).astype(mx.int32)
+    rows = mx.where(outside, 0, mx.minimum(total, room)).astype(mx.int32)
     _tell(found)
-    return found
+    return rows[0], found
+
+
+@functools.lru_cache(maxsize=1024)
+def _vector(*values: int) -> mx.array:
+    return mx.array(values, dtype=mx.int32)
 
 
 def report(wrong: mx.array, bit: int) -> None:

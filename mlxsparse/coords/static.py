@@ -16,7 +16,7 @@ from ..backend import kernel_bits, kernel_coords, kernel_sites
 from ..backend.kernel_bits import Geometry
 from ..backend.kernel_sites import Extent
 from ..backend.library import begin
-from ..backend.status import combined, overflow
+from ..backend.status import combined, fitted
 from .geometry import Kernel, Triple
 from .keys import PADDING, CoordinateMapKey, Record
 
@@ -100,8 +100,8 @@ def _record(
 ) -> Record:
     """Record of created sites, sorted; none where some lie `outside`."""
     sites = mx.where(outside, mx.array(PADDING, mx.int32), sites)
-    rows = mx.where(outside, 0, mx.minimum(total, capacity)).astype(mx.int32)
-    status = combined(source.status, overflow(total, capacity, outside, lattice))
+    rows, found = fitted(total, capacity, outside, lattice)
+    status = combined(source.status, found)
     begin(sites, rows, status)
     record = Record(sites, rows, lattice, source.batch_size, None, bounds, True, None, status)
     record.presorted = True
@@ -129,8 +129,8 @@ def resized(source: Record, capacity: int) -> Record:
         coords = mx.concatenate([coords, padding])
     rows, status = source.active_rows, source.status
     if capacity < size:
-        status = combined(status, overflow(rows, capacity, mx.array(False), source.stride))
-        rows = mx.minimum(rows, capacity)
+        rows, found = fitted(rows, capacity, mx.array(False), source.stride)
+        status = combined(status, found)
     record = _like(source, coords, rows, status)
     record.presorted, record._extent = source.presorted, source._extent
     return record
@@ -161,8 +161,7 @@ def joined(keys: Sequence[CoordinateMapKey], capacity: int, *, common: bool) -> 
     new = new & (coords[:, 0] >= 0)
     total = new.sum().astype(mx.int32)
     sites = _rows(coords, kernel_coords.flagged(new, capacity))
-    status = overflow(total, capacity, mx.array(False), first.stride)
-    rows = mx.minimum(total, capacity)
+    rows, status = fitted(total, capacity, mx.array(False), first.stride)
     record = _like(first, sites, rows, combined(status, *(source.status for source in sources)))
     record.presorted = True
     begin(sites, rows, record.status)
