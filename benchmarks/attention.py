@@ -9,9 +9,9 @@ WORK.npz holds surf_100k and surf_1m, (n, 4) int32; without it a wavy sheet is m
 from __future__ import annotations
 
 import argparse
-import resource
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -111,9 +111,10 @@ def numpy_gradients(q, k, v, ct, to: Padded, chunk: int = 16):  # type: ignore[n
     return found
 
 
-def median(run: Callable[[], object], times: int) -> float:
+def median(run: Callable[[], object], times: int, warm: bool = True) -> float:
     """Milliseconds."""
-    run()
+    if warm:
+        run()
     taken = []
     for _ in range(times):
         start = time.perf_counter()
@@ -124,9 +125,7 @@ def median(run: Callable[[], object], times: int) -> float:
 
 def inputs(n: int, dtype: mx.Dtype) -> list[mx.array]:
     r = np.random.default_rng(0)
-    arrays = [
-        mx.array(r.standard_normal((n, HEADS, CHANNELS)).astype(np.float32)).astype(dtype) for _ in range(4)
-    ]
+    arrays = [mx.array(r.standard_normal((n, HEADS, CHANNELS), np.float32)).astype(dtype) for _ in range(4)]
     mx.eval(arrays)
     return arrays
 
@@ -135,8 +134,14 @@ def tensor(sites: np.ndarray) -> ms.SparseTensor:
     return ms.SparseTensor(mx.array(sites), mx.zeros((len(sites), 1)))
 
 
-def peak_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def resident_mib(what: str) -> float:
+    """Linux: resident memory now ("VmRSS"), or its peak ("VmHWM") since `forget_peak`."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split(f"{what}:")[1].split()[0]) / 1024
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def described(name: str, to: Padded) -> str:
@@ -148,13 +153,12 @@ def described(name: str, to: Padded) -> str:
 
 
 def cpu_set(name: str, sites: np.ndarray, times: int) -> None:
-    """Ours beside numpy_padded, which is timed once where padding is most of it."""
+    """Ours beside numpy_padded."""
     x = tensor(sites)
     q, k, v, ct = inputs(len(sites), mx.float32)
     arrays = [np.asarray(a) for a in (q, k, v, ct)]
     to = Padded(x, WINDOW)
     print(described(name, to), flush=True)
-    theirs_times = times if to.waste < 4 else 1
 
     def ours() -> mx.array:
         y = ops.window_attention(x, q, k, v, WINDOW)
@@ -167,21 +171,25 @@ def cpu_set(name: str, sites: np.ndarray, times: int) -> None:
         return found
 
     error = np.abs(np.asarray(ours()) - numpy_padded(*arrays[:3], to)).max()
-    mine, theirs = median(ours, times), median(lambda: numpy_padded(*arrays[:3], to), theirs_times)
-    print(
-        f"  forward              {mine:8.1f} / {theirs:8.1f} ms = {mine / theirs:.2f}   error {error:.0e}",
-        flush=True,
-    )
+    forward = beside(ours, lambda: numpy_padded(*arrays[:3], to), times)
+    print(f"  forward              {forward}, error {error:.0e}", flush=True)
     if to.waste > 4:
         return
     wanted = numpy_gradients(*arrays, to)
     error = max(np.abs(np.asarray(a) - b).max() for a, b in zip(ours_gradients(), wanted))
-    mine = median(ours_gradients, times)
-    theirs += median(lambda: numpy_gradients(*arrays, to), times)
-    print(
-        f"  forward + gradients  {mine:8.1f} / {theirs:8.1f} ms = {mine / theirs:.2f}   error {error:.0e}",
-        flush=True,
-    )
+
+    def theirs() -> None:
+        numpy_padded(*arrays[:3], to)
+        numpy_gradients(*arrays, to)
+
+    print(f"  forward + gradients  {beside(ours_gradients, theirs, times)}, error {error:.0e}", flush=True)
+
+
+def beside(ours: Callable[[], object], theirs: Callable[[], object], times: int) -> str:
+    """Both in turn, so that a load on the machine meets both: medians, and the median ratio."""
+    pairs = [[median(f, 1, warm=False) for f in (ours, theirs)] for _ in range(times)]
+    mine, other = np.median(pairs, axis=0)
+    return f"{mine:8.1f} / {other:8.1f} ms = {np.median([a / b for a, b in pairs]):.2f}"
 
 
 def cpu_memory(sites: np.ndarray) -> None:
@@ -191,12 +199,14 @@ def cpu_memory(sites: np.ndarray) -> None:
     start = time.perf_counter()
     groups.windows(x.key, (WINDOW,) * 3, (0, 0, 0))
     made = (time.perf_counter() - start) * 1e3
-    before = peak_mib()
+    forget_peak()
+    before = resident_mib("VmRSS")
     taken = median(lambda: mx.eval(ops.window_attention(x, q, k, v, WINDOW)), 1)
+    grown = resident_mib("VmHWM") - before
     data = 4 * n * HEADS * CHANNELS * 4 / 2**20
     print(
         f"{n:8d} voxels: {taken:8.1f} ms, windows made in {made:.1f} ms; q, k, v and result {data:7.1f} MiB, "
-        f"peak grew by {peak_mib() - before:7.1f} MiB",
+        f"peak grew by {grown:7.1f} MiB",
         flush=True,
     )
 

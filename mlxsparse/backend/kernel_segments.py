@@ -11,7 +11,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from .kernel_blocks import MAX_DIM, AttentionTile, fp32_mode, on_cuda
-from .library import check_array, filled, launch
+from .library import MAX_THREADS, blocks, check_array, filled, launch
 
 
 class Positions(NamedTuple):
@@ -74,6 +74,17 @@ def segment_attend(
         EXACT=fp32_mode(q.dtype),
     )
     return y, lse
+
+
+def row_dots(a: mx.array, b: mx.array) -> mx.array:
+    """(N, H) float32: sums of a * b over the last axis of (N, H, C)."""
+    check_array("a", a, 3)
+    check_array("b", b, 3, a.dtype)
+    rows, shape = a.shape[0] * a.shape[1], a.shape[:2]
+    if a.size == 0:
+        return filled(shape, 0, mx.float32)
+    groups = (blocks(rows, MAX_THREADS), 1, 1)
+    return launch("row_dots", [a, b], [rows, a.shape[2]], [shape], groups, dtype=a.dtype)[0]
 
 
 def segment_attend_grad(

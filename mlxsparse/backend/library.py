@@ -100,6 +100,7 @@ KERNELS: dict[str, Kernel] = {
     "max_pool": Kernel({"x": _T, "nbr": _I}, {"y": _T, "winner": _I}, _ROWS, ("T",)),
     "max_pool_grad": Kernel({"ct": _T, "winner": _I, "back": _I}, {"dx": _T}, _ROWS, ("T",)),
     "neighbour_map": Kernel({"coords": _I, "table": _U, "queries": _I}, {"nbr": _I, "back": _I}, _HASH),
+    "row_dots": Kernel({"a": _T, "b": _T}, {"y": _F}, (), ("T",)),
     "scatter_rows": Kernel({"x": _T, "rows": _I}, {"y": _T}, _ROWS, ("T",)),
     "segment_attend": Kernel(
         {"q": _T, "k": _T, "v": _T, "scale": _F, "q_rows": _I, "k_rows": _I, "span": _I, "tiles": _I},

@@ -96,7 +96,7 @@ class _Kernel:
         tile = kernel_segments.segment_tile(max(q.shape[2], v.shape[2]), q.dtype, grad=True)
         assert tile is not None
         y, lse = self.saved
-        delta = (ct.astype(mx.float32) * y.astype(mx.float32)).sum(axis=2)
+        delta = kernel_segments.row_dots(ct.astype(y.dtype), y)
         a, b, c, d = (q, k, ct, v) if which == 0 else (k, q, v, ct)
         at = _positions(self.segments if which == 0 else self.segments.turned, tile.bm)
         found = kernel_segments.segment_attend_grad(which, a, b, c, d, lse, delta, self.scale, at, tile)

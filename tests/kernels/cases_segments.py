@@ -157,6 +157,12 @@ def nothing(dtype: mx.Dtype) -> None:
     assert (np.array(lse) == -np.inf).all()
 
 
+def dots(dtype: mx.Dtype) -> None:
+    for shape in ((0, 2, 3), (1, 1, 1), (70, 9, 5)):
+        (a, a64), (b, b64) = values(1, shape, dtype), values(2, shape, dtype)
+        close(kernel_segments.row_dots(a, b), (a64 * b64).sum(axis=2), mx.float32)
+
+
 CASES: dict[str, Case] = {}
 for _name, _dtype in DTYPES.items():
     for _lengths in LENGTHS:
@@ -167,4 +173,5 @@ for _name, _dtype in DTYPES.items():
         CASES[f"attend_128-{_name}"] = partial(attend, _dtype, "small", 128, heads=1, key_heads=1)
     CASES[f"not_finite-{_name}"] = partial(not_finite, _dtype)
     CASES[f"bad_tables-{_name}"] = partial(bad_tables, _dtype)
+    CASES[f"dots-{_name}"] = partial(dots, _dtype)
     CASES[f"nothing-{_name}"] = partial(nothing, _dtype)
