@@ -1,4 +1,4 @@
-"""A boolean grid as disjoint boxes."""
+"""Exact partition of a mask into boxes."""
 
 from __future__ import annotations
 
@@ -6,73 +6,99 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DTypeError, ShapeError
-from .spec import Rect, integer
+from ..blocksparse.check import as_mask, whole_number
+from ..errors import ShapeError
+from .spec import Rect
 
 
 def rect_cover(mask: Any, min_area: int = 4) -> list[Rect]:
-    """Disjoint boxes that cover exactly the True cells of a bool array of any rank, sorted by lowest corner.
+    """Boxes that are disjoint, hold every True and no False of `mask`: largest first, ties by position.
 
-    Runs along one axis are joined along the next where their bounds agree, and so on; of the orders of axes
-    that are turns of each other the one with the fewest boxes wins. Boxes of fewer than `min_area` cells do
-    not grow beyond runs along the last axis, which are contiguous in memory. O(cells log cells). Raises
-    DTypeError unless the mask is bool, ShapeError if it has no axes.
+    mask: bool of one axis or more, NumPy or MLX. Boxes grow from runs along one axis, merged along the
+    others. Those with less than `min_area` positions are given up and their positions tried along the next
+    axis; what is small along every axis is covered as it is. A partition of the mask, in O(n log n).
     """
-    grid = np.asarray(mask)
-    if grid.dtype != bool:
-        raise DTypeError(f"mask is {grid.dtype}, wanted bool; use mask != 0")
-    if grid.ndim == 0:
-        raise ShapeError("mask has no axes, wanted at least one")
-    least = integer("min_area", min_area)
-    n = grid.ndim
-    turns = [tuple(np.roll(np.arange(n), t).tolist()) for t in range(n)]
-    boxes = min((_sweep(grid, axes) for axes in turns), key=len)
-    small = np.prod(boxes[:, 1] - boxes[:, 0], axis=1) < least
-    if n > 1 and small.any():
-        boxes = np.concatenate([boxes[~small], _lines(boxes[small])])
-    boxes = boxes[np.lexsort(boxes[:, 0].T[::-1])]
-    columns = [list(zip(boxes[:, 0, d].tolist(), boxes[:, 1, d].tolist())) for d in range(n)]
-    return [Rect._of(ranges) for ranges in zip(*columns)]
+    rest = np.array(as_mask("mask", mask))
+    if rest.ndim == 0:
+        raise ShapeError("mask is a scalar, wanted at least one axis")
+    least = whole_number("min_area", min_area)
+    found: list[np.ndarray] = []
+    last = np.zeros((0, rest.ndim, 2), np.int64)
+    for axis in reversed(range(rest.ndim)):
+        last = _boxes(rest, axis)
+        large = (last[:, :, 1] - last[:, :, 0]).prod(axis=1) >= least
+        if large.all():
+            break
+        if axis:
+            found.append(last[large])
+            _clear(rest, last[large])
+    found.append(last)
+    boxes = np.concatenate(found)
+    volume = (boxes[:, :, 1] - boxes[:, :, 0]).prod(axis=1)
+    order = np.lexsort((*reversed(boxes[:, :, 0].T), -volume))
+    return [_rect(box) for box in boxes[order].tolist()]
 
 
-def _sweep(grid: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """(boxes, 2, ndim) lowest corners and ends; joined along the last of `axes` first."""
-    turned = grid.transpose(axes)
-    padded = np.zeros((*turned.shape[:-1], turned.shape[-1] + 2), np.int8)
-    padded[..., 1:-1] = turned
-    step = np.diff(padded, axis=-1)
-    # C order of both: the i-th start and the i-th end belong together.
-    lo = np.argwhere(step == 1)
-    hi = lo + 1
-    hi[:, -1] = np.nonzero(step == -1)[-1]
-    for axis in range(grid.ndim - 2, -1, -1):
-        rest = [c for d in range(grid.ndim) if d != axis for c in (lo[:, d], hi[:, d])]
-        order = np.lexsort((lo[:, axis], *rest))
-        lo, hi = lo[order], hi[order]
-        new = np.ones(len(lo), bool)
-        other = np.arange(grid.ndim) != axis
-        new[1:] = (
-            (lo[1:, axis] != hi[:-1, axis])
-            | (lo[1:, other] != lo[:-1, other]).any(axis=1)
-            | (hi[1:, other] != hi[:-1, other]).any(axis=1)
-        )
-        first = np.flatnonzero(new)
-        last = np.append(first[1:], len(lo)) - 1 if len(lo) else first
-        lo, hi = lo[first], hi[last]
-    back = np.argsort(axes)
-    return np.stack([lo[:, back], hi[:, back]], axis=1)
+def _rect(box: list[list[int]]) -> Rect:
+    """A Rect of bounds that are known to be right."""
+    made = Rect.__new__(Rect)
+    object.__setattr__(made, "ranges", tuple((lo, hi) for lo, hi in box))
+    return made
 
 
-def _lines(boxes: np.ndarray) -> np.ndarray:
-    """The boxes taken apart into runs along the last axis."""
-    shape = boxes[:, 1] - boxes[:, 0]
-    shape[:, -1] = 1
-    count = np.prod(shape, axis=1)
-    box = np.repeat(np.arange(len(boxes)), count)
-    place = np.arange(len(box)) - np.repeat(np.cumsum(count) - count, count)
-    lines = boxes[box]
-    for axis in range(boxes.shape[2] - 2, -1, -1):
-        lines[:, 0, axis] += place % shape[box, axis]
-        lines[:, 1, axis] = lines[:, 0, axis] + 1
-        place //= shape[box, axis]
-    return lines
+def _boxes(mask: np.ndarray, first: int) -> np.ndarray:
+    """(n, ndim, 2) partition of `mask`: runs along axis `first`, merged along the last other axis, and so on."""
+    others = [axis for axis in range(mask.ndim) if axis != first]
+    line = np.moveaxis(mask, first, -1)
+    padded = np.zeros((*line.shape[:-1], line.shape[-1] + 1), bool)
+    padded[..., :-1] = line
+    change = np.diff(padded.reshape(-1).view(np.int8), prepend=np.int8(0))
+    start, end = np.flatnonzero(change == 1), np.flatnonzero(change == -1)
+    wide = padded.shape[-1]
+    bounds = np.empty((len(start), mask.ndim, 2), np.int64)
+    bounds[:, first] = np.column_stack([start % wide, end % wide])
+    places = np.unravel_index(start // wide, line.shape[:-1]) if others else ()
+    for axis, place in zip(others, places):
+        bounds[:, axis, 0], bounds[:, axis, 1] = place, place + 1
+    for axis in reversed(others):
+        bounds = _merged(bounds, axis, mask.shape)
+    return bounds
+
+
+def _merged(bounds: np.ndarray, axis: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Boxes that touch along `axis` and agree on all others become one."""
+    if len(bounds) < 2:
+        return bounds
+    columns = [bounds[:, a, side] for a in range(bounds.shape[1]) if a != axis for side in (0, 1)]
+    sizes = [size + 1 for a, size in enumerate(shape) if a != axis for _ in (0, 1)]
+    start = bounds[:, axis, 0]
+    if np.prod(sizes, dtype=object) * (shape[axis] + 1) < 2**62:
+        key = np.zeros(len(bounds), np.int64)
+        for column, size in zip([*columns, start], [*sizes, shape[axis] + 1]):
+            key = key * size + column
+        order = np.argsort(key, kind="stable")
+    else:
+        order = np.lexsort((start, *reversed(columns)))
+    ranked = bounds[order]
+    goes_on = ranked[1:, axis, 0] == ranked[:-1, axis, 1]
+    for a in range(bounds.shape[1]):
+        if a != axis:
+            goes_on &= (ranked[1:, a] == ranked[:-1, a]).all(axis=1)
+    begin = np.flatnonzero(np.concatenate(([True], ~goes_on)))
+    end = np.append(begin[1:], len(ranked)) - 1
+    made = ranked[begin]
+    made[:, axis, 1] = ranked[end, axis, 1]
+    return made
+
+
+def _clear(mask: np.ndarray, boxes: np.ndarray) -> None:
+    """Set the positions in `boxes` to False, through the corners of each and running sums."""
+    if not len(boxes):
+        return
+    corners = np.zeros(tuple(n + 1 for n in mask.shape), np.int32)
+    for choice in np.ndindex(*(2,) * mask.ndim):
+        place = tuple(boxes[:, axis, side] for axis, side in enumerate(choice))
+        np.add.at(corners, place, 1 - 2 * (sum(choice) % 2))
+    for axis in range(mask.ndim):
+        np.cumsum(corners, axis=axis, out=corners)
+    mask &= corners[tuple(slice(n) for n in mask.shape)] == 0
