@@ -19,9 +19,12 @@ from ..errors import MLXSparseError
 from .attend import CompiledProgram
 
 BLOCKS = (64, 32, 16, 8)
-PER_BLOCK = 1024  # what a block costs beside its pairs, in pairs
-PER_ROW = 256  # and a row
+# What things cost beside the pairs of rows in blocks, in pairs.
+PER_BLOCK = 256
+PER_RUN = 8192  # block rows of one class that are met at a time
+PER_ROW = 256
 SEGMENTS = 1.25  # how much dearer a pair is where segments are compared
+RUN_ROWS = 128
 MAX_PAIRS = 2**31 - 1
 
 
@@ -150,7 +153,8 @@ class Places(NamedTuple):
 
     def cost(self, c: Classes) -> float:
         pairs = self.block * self.block * (1.0 if self.aligned else SEGMENTS)
-        return self.nnz(c) * (pairs + PER_BLOCK) + self.size * PER_ROW
+        runs = int((-(-c.counts // RUN_ROWS)).sum()) if self.aligned else -(-self.size // self.block)
+        return self.nnz(c) * (pairs + PER_BLOCK) + runs * PER_RUN + self.size * PER_ROW
 
 
 def places(c: Classes, block: int, aligned: bool) -> Places:
