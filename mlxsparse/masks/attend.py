@@ -93,9 +93,13 @@ class CompiledProgram:
             check_float(name, a)
             check_shape(name, a, (None, None, rows, None), " (Z, H, rows, channels)")
         check_same_dtype(q=q, k=k, v=v)
+        z, heads = q.shape[:2]
+        if self.layout.nnz == 0:
+            out = mx.zeros((z, heads, rows, v.shape[3]), q.dtype)
+            return (out, mx.full((z, heads, rows), -float("inf"))) if return_lse else out
         keys = self.keys
         if keys is not None:
-            keys = mx.broadcast_to(keys, (q.shape[0], len(self.rows)))
+            keys = mx.broadcast_to(keys, (z, len(self.rows)))
         found = block_sparse_attention(
             *(self._moved(a) for a in (q, k, v)),
             self.layout,
