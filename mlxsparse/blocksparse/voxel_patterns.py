@@ -87,7 +87,9 @@ class VoxelWindow:
         rows = _rows(coords)
         n, height = len(rows), -(-len(rows) // self.block)
         windows = self._windows(rows).astype(np.int64)
-        window, at = np.divmod(np.unique(windows * max(height, 1) + np.arange(n) // self.block), max(height, 1))
+        window, at = np.divmod(
+            np.unique(windows * max(height, 1) + np.arange(n) // self.block), max(height, 1)
+        )
         counts = np.bincount(window) if len(window) else np.zeros(0, np.int64)
         start = np.cumsum(counts) - counts
         per = counts * counts
@@ -139,7 +141,10 @@ class Neighbor3d:
                 other = near[there].astype(np.int64) // self.block
                 found += [np.unique(own[there] * height + other), np.unique(other * height + own[there])]
         return _layout(
-            np.column_stack(np.divmod(np.unique(np.concatenate(found)), height)), n, self.block, self.num_heads
+            np.column_stack(np.divmod(np.unique(np.concatenate(found)), height)),
+            n,
+            self.block,
+            self.num_heads,
         )
 
     make_layout = __call__

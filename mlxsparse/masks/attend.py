@@ -85,7 +85,7 @@ class CompiledProgram:
     def attend_batched(
         self, q: mx.array, k: mx.array, v: mx.array, *, scale: float | None = None, return_lse: bool = False
     ) -> Any:
-        """As `attend` for q (Z, Hq, N, D), k (Z, Hk, N, D), v (Z, Hk, N, Dv) -> (Z, Hq, N, Dv), (Z, Hq, N)."""
+        """As `attend` for q (Z, Hq, N, D), k and v (Z, Hk, N, ..) -> (Z, Hq, N, Dv), (Z, Hq, N)."""
         rows = q.shape[2] if q.ndim == 4 else self.num_rows
         if rows < self.num_rows:
             raise ShapeError(f"q has {rows} rows, the program was compiled for {self.num_rows}")
@@ -101,7 +101,9 @@ class CompiledProgram:
         if keys is not None:
             keys = mx.broadcast_to(keys, (z, len(self.rows)))
         found = block_sparse_attention(
-            *(self._moved(a) for a in (q, k, v)),
+            self._moved(q),
+            self._moved(k),
+            self._moved(v),
             self.layout,
             scale=scale,
             key_padding_mask=keys,

@@ -47,7 +47,7 @@ def _rect(box: list[list[int]]) -> Rect:
 
 
 def _boxes(mask: np.ndarray, first: int) -> np.ndarray:
-    """(n, ndim, 2) partition of `mask`: runs along axis `first`, merged along the last other axis, and so on."""
+    """(n, ndim, 2) partition of `mask`: runs along axis `first`, merged along the other axes in turn."""
     others = [axis for axis in range(mask.ndim) if axis != first]
     line = np.moveaxis(mask, first, -1)
     padded = np.zeros((*line.shape[:-1], line.shape[-1] + 1), bool)

@@ -24,8 +24,8 @@ class AttentionDispatcher:
         fired: triggers of the connections that count.
 
     Attributes: connections, those that count; pairs, their index pairs, a list each; compiled, the
-    CompiledProgram. Called with q (Z, Hq, N, D), k (Z, Hk, N, D), v (Z, Hk, N, Dv) over the canvas's N positions it
-    returns (Z, Hq, N, Dv): one softmax for each query over the union of its keys, 0 without any.
+    CompiledProgram. Called with q (Z, Hq, N, D), k (Z, Hk, N, D), v (Z, Hk, N, Dv) over the canvas's N
+    positions it returns (Z, Hq, N, Dv): one softmax for each query over the union of its keys, 0 without any.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ def connections(program: Any, regions: Iterable[str], fired: Collection[str] = (
     if isinstance(program, Connection):
         program = [program]
     if isinstance(program, Mapping):
-        program = [Connection(*ends, made) for ends, made in program.items()]
+        program = [Connection(src, dst, made) for (src, dst), made in program.items()]
     if not isinstance(program, Iterable):
         raise DTypeError(f"program is a {type(program).__name__}, wanted Connections")
     found, known = tuple(program), set(regions)

@@ -126,7 +126,9 @@ def _class_pairs(query: np.ndarray, key: np.ndarray, links: np.ndarray) -> np.nd
 
 def _limit(count: int, what: str) -> None:
     if count > MAX_PAIRS:
-        raise MLXSparseError(f"the program has {count} {what}, at most {MAX_PAIRS}; use fewer or smaller regions")
+        raise MLXSparseError(
+            f"the program has {count} {what}, at most {MAX_PAIRS}; use fewer or smaller regions"
+        )
 
 
 class Places(NamedTuple):
@@ -193,6 +195,4 @@ def _block_pairs(c: Classes, p: Places) -> np.ndarray:
     pair = np.repeat(np.arange(len(per_pair)), per_pair)
     place = ranges(per_pair)
     width = cols[pair]
-    return np.column_stack(
-        [first[c.queries][pair] + place // width, first[c.keys][pair] + place % width]
-    )
+    return np.column_stack([first[c.queries][pair] + place // width, first[c.keys][pair] + place % width])

@@ -152,7 +152,9 @@ class MaskSpec:
             raise MLXSparseError(f'mask needs kind="sparse", got {self.kind!r}')
         mask = np.array(as_mask("mask", self.mask))
         if mask.ndim < 2:
-            raise ShapeError(f"mask has shape {mask.shape}, wanted the source region's box, or source x target")
+            raise ShapeError(
+                f"mask has shape {mask.shape}, wanted the source region's box, or source x target"
+            )
         mask.flags.writeable = False
         object.__setattr__(self, "mask", mask)
         digest = hashlib.sha256(repr(mask.shape).encode() + np.packbits(mask).tobytes()).hexdigest()

@@ -13,7 +13,7 @@ import numpy as np
 from ..blocksparse.check import as_mask, whole_number
 from ..coords import CoordinateMapKey, default_manager
 from ..coords.keys import host_rows
-from ..errors import CoordinateRangeError, DTypeError, MLXSparseError, ShapeError
+from ..errors import CoordinateRangeError, MLXSparseError, ShapeError
 from ..tensor import SparseTensor
 from .attend import CompiledProgram
 from .canvas import check_fallback
@@ -71,9 +71,7 @@ class VoxelLayout:
         spec = region if isinstance(region, RegionSpec) else RegionSpec(as_rect(f"region {name!r}", region))
         rect: Rect = spec.bounds
         if rect.ndim not in (3, 4):
-            raise ShapeError(
-                f"region {name!r} has {rect.ndim} axes, wanted (x, y, z) or (batch, x, y, z)"
-            )
+            raise ShapeError(f"region {name!r} has {rect.ndim} axes, wanted (x, y, z) or (batch, x, y, z)")
         if rect.ndim == 4:
             lo, hi = rect.ranges[0]
             if lo < 0 or hi > self.key.batch_size:
@@ -82,7 +80,8 @@ class VoxelLayout:
                 )
         shape = self.key.spatial_shape
         if shape is not None:
-            own, scale = self.key.stride, spec.stride or self.key.stride
+            own = self.key.stride
+            scale: Any = spec.stride or own
             for axis, (lo, hi) in enumerate(rect.ranges[-3:]):
                 if lo < 0 or hi * scale[axis] > -(-shape[axis] * own[axis] // scale[axis]) * scale[axis]:
                     raise CoordinateRangeError(
@@ -122,10 +121,11 @@ class VoxelLayout:
         A query that several connections give keys has one softmax over their union. Only voxels of the same
         batch item see each other.
 
-        program: Connections, or a mapping (src, dst) -> ConnectionProgram or MaskSpec. block: rows of a block;
-        by default what costs least. fallback, for a query in a tile without any key: "drop" no keys, output 0;
-        "full" the whole target region of its batch item; "error". fired: triggers of the connections that
-        count. Cached by coordinate key, regions and arguments. Raises MLXSparseError, ShapeError, DTypeError.
+        program: Connections, or a mapping (src, dst) -> ConnectionProgram or MaskSpec. block: rows of a
+        block; by default what costs least. fallback, for a query in a tile without any key: "drop" no keys,
+        output 0; "full" the whole target region of its batch item; "error". fired: triggers of the
+        connections that count. Cached by coordinate key, regions and arguments. Raises MLXSparseError,
+        ShapeError and DTypeError.
         """
         check_fallback(fallback)
         size = None if block is None else whole_number("block", block, 1)
@@ -159,14 +159,14 @@ class VoxelLayout:
         region = self.regions[item.src]
         if region is None:
             raise ShapeError(
-                f"mask of {item.src!r} -> {item.dst!r} has {mask.ndim} axes, and {item.src!r} is no box; pass a "
-                "matrix source x target"
+                f"mask of {item.src!r} -> {item.dst!r} has {mask.ndim} axes, and {item.src!r} is no box; "
+                "pass a matrix source x target"
             )
         rect: Rect = region.bounds
         if mask.shape != rect.shape:
             raise ShapeError(
-                f"mask of {item.src!r} -> {item.dst!r} has shape {mask.shape}, wanted the region's {rect.shape} "
-                f"or a matrix {(int(source.sum()), int(target.sum()))}"
+                f"mask of {item.src!r} -> {item.dst!r} has shape {mask.shape}, wanted the region's "
+                f"{rect.shape} or a matrix {(int(source.sum()), int(target.sum()))}"
             )
         cells = self._cells(region)[4 - rect.ndim :]
         inside = np.flatnonzero(source)
@@ -188,8 +188,8 @@ class VoxelLayout:
     ) -> list[Relation]:
         if len(spec.tiles) != 3:
             raise ShapeError(
-                f"tiles of {item.src!r} -> {item.dst!r} have sides {spec.tiles}; voxels have three axes: pass "
-                "tile_shape=(x, y, z)"
+                f"tiles of {item.src!r} -> {item.dst!r} have sides {spec.tiles}; voxels have three axes: "
+                "pass tile_shape=(x, y, z)"
             )
         tile, total = tile_numbers(self.coords, spec.tiles, spec.offset)
         query, key = (np.where(member, tile, -1).astype(np.int32) for member in (source, target))
@@ -201,8 +201,8 @@ class VoxelLayout:
             alone = source & ~met[query]
             if fallback == "error" and alone.any():
                 raise MLXSparseError(
-                    f"{int(alone.sum())} voxels of {item.src!r} meet no voxel of {item.dst!r} in their tiles; "
-                    'fallback="drop" gives them 0, "full" the whole region'
+                    f"{int(alone.sum())} voxels of {item.src!r} meet no voxel of {item.dst!r} in their "
+                    'tiles; fallback="drop" gives them 0, "full" the whole region'
                 )
             if alone.any():
                 query[alone] = -1
@@ -238,10 +238,8 @@ def _equal(query: np.ndarray, key: np.ndarray, total: int) -> np.ndarray:
     return np.column_stack([both, both]) if len(both) else NO_LINKS
 
 
-def tile_numbers(
-    coords: np.ndarray, tile: tuple[int, ...], shift: tuple[int, ...]
-) -> tuple[np.ndarray, int]:
-    """Number of each voxel's tile (batch, floor((coordinate - shift) / tile)), and how many tiles there are."""
+def tile_numbers(coords: np.ndarray, tile: tuple[int, ...], shift: tuple[int, ...]) -> tuple[np.ndarray, int]:
+    """Number of each voxel's tile (batch, floor((coordinate - shift) / tile)), and the number of tiles."""
     if len(coords) == 0:
         return np.zeros(0, np.int32), 0
     batch, *space = coords.T

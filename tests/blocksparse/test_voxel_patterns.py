@@ -18,12 +18,20 @@ def blocks_of(near, block):
     """Blocks that hold a True."""
     n = -(-len(near) // block)
     return np.array(
-        [[near[i * block : (i + 1) * block, j * block : (j + 1) * block].any() for j in range(n)] for i in range(n)],
+        [
+            [near[i * block : (i + 1) * block, j * block : (j + 1) * block].any() for j in range(n)]
+            for i in range(n)
+        ],
         bool,
     ).reshape(n, n)
 
 
-@given(coordinate_sets(), st.integers(1, 5), st.tuples(*[st.integers(1, 4)] * 3), st.tuples(*[st.integers(-3, 3)] * 3))
+@given(
+    coordinate_sets(),
+    st.integers(1, 5),
+    st.tuples(*[st.integers(1, 4)] * 3),
+    st.tuples(*[st.integers(-3, 3)] * 3),
+)
 def test_window(coords, block, window, shift):
     pattern = VoxelWindow(2, block, window, shift)
     layout = pattern(coords)
@@ -35,7 +43,9 @@ def test_window(coords, block, window, shift):
     assert np.array_equal(ids[:, None] == ids[None], near)
 
 
-@given(coordinate_sets(), st.integers(1, 5), st.one_of(st.integers(0, 2), st.tuples(*[st.integers(0, 2)] * 3)))
+@given(
+    coordinate_sets(), st.integers(1, 5), st.one_of(st.integers(0, 2), st.tuples(*[st.integers(0, 2)] * 3))
+)
 def test_neighbours(coords, block, radius):
     layout = Neighbor3d(1, block, radius)(coords)
     gap = np.abs(coords[:, None, 1:].astype(np.int64) - coords[None, :, 1:])

@@ -54,7 +54,9 @@ def test_pairs_of_tiles(data):
     shape = (data.draw(st.integers(1, 2)), *space)
 
     def box():
-        return [sorted(data.draw(st.lists(st.integers(0, n), min_size=2, max_size=2, unique=True))) for n in shape]
+        return [
+            sorted(data.draw(st.lists(st.integers(0, n), min_size=2, max_size=2, unique=True))) for n in shape
+        ]
 
     source, target = box(), box()
     tile = tuple(data.draw(st.integers(1, 3)) for _ in space)
@@ -110,7 +112,9 @@ def test_dispatcher_is_dense_masked_attention(seed, block, fallback):
     program = list(random_program(rng))
     dispatcher = AttentionDispatcher(LAYOUT, program, block=block, fallback=fallback)
     allowed = oracle.allowed_of_pairs([pair for pairs in dispatcher.pairs for pair in pairs], 60)
-    q, k, v = (rng.standard_normal(s).astype(np.float32) for s in ((2, 4, 60, 3), (2, 2, 60, 3), (2, 2, 60, 5)))
+    q, k, v = (
+        rng.standard_normal(s).astype(np.float32) for s in ((2, 4, 60, 3), (2, 2, 60, 3), (2, 2, 60, 5))
+    )
     wanted, wanted_lse = oracle.attention(q, k, v, allowed, 0.7)
     out, lse = dispatcher(*map(mx.array, (q, k, v)), scale=0.7, return_lse=True)
     np.testing.assert_allclose(np.array(out), wanted, atol=1e-5)
@@ -139,20 +143,36 @@ def test_write_modes_and_triggers():
     ("call", "error", "words"),
     [
         (lambda: CanvasLayout(2, 2, 2, regions={"a": (0, 1, 0, 1)}), ShapeError, "'a' has 2 axes"),
-        (lambda: CanvasLayout(2, 2, 2, regions={"a": (0, 3, 0, 1, 0, 1)}), CoordinateRangeError, "'a' covers"),
-        (lambda: CanvasLayout(2, 2, 2, regions={"a": (-1, 1, 0, 1, 0, 1)}), CoordinateRangeError, "'a' covers"),
+        (
+            lambda: CanvasLayout(2, 2, 2, regions={"a": (0, 3, 0, 1, 0, 1)}),
+            CoordinateRangeError,
+            "'a' covers",
+        ),
+        (
+            lambda: CanvasLayout(2, 2, 2, regions={"a": (-1, 1, 0, 1, 0, 1)}),
+            CoordinateRangeError,
+            "'a' covers",
+        ),
         (lambda: CanvasLayout(2, 2, 2, regions={"a": (0, 1, 1, 1, 0, 1)}), ShapeError, "'a' is empty"),
         (lambda: CanvasLayout(2, 2, 2, regions={"a": (0, 1, 1, 0, 0, 1)}), ShapeError, "lo 1 > hi 0"),
         (lambda: CanvasLayout(2, 2, 2, regions={"a": (0, 1, 0, 1, 0)}), TypeError, "pairs of bounds"),
         (lambda: CanvasLayout(2, 2, 2, spatial_shape=(2, 2)), MLXSparseError, "one of the two"),
         (lambda: LAYOUT.region_indices("b"), MLXSparseError, "no region 'b'"),
-        (lambda: mask_to_index_pairs(MaskSpec("tile", tile_shape=2), LAYOUT, "all", "one"), ShapeError, "tiles of"),
+        (
+            lambda: mask_to_index_pairs(MaskSpec("tile", tile_shape=2), LAYOUT, "all", "one"),
+            ShapeError,
+            "tiles of",
+        ),
         (
             lambda: mask_to_index_pairs(MaskSpec("sparse", mask=np.ones((2, 2), bool)), LAYOUT, "all", "one"),
             ShapeError,
             "mask of 'all' -> 'one'",
         ),
-        (lambda: mask_to_index_pairs(MaskSpec(), LAYOUT, "all", "one", fallback="no"), MLXSparseError, "fallback"),
+        (
+            lambda: mask_to_index_pairs(MaskSpec(), LAYOUT, "all", "one", fallback="no"),
+            MLXSparseError,
+            "fallback",
+        ),
         (
             lambda: mask_to_index_pairs(MaskSpec("tile"), LAYOUT, "all", "one", fallback="error"),
             MLXSparseError,

@@ -173,7 +173,9 @@ def test_tiles_become_segments_or_blocks_with_the_same_result():
     assert small.segments is not None and len(small.rows) == 2000
     assert large.segments is None and len(small.rows) <= len(large.rows) < 2 * 2000
     tile = oracle.voxel_mask(coords[:300], everything(coords[:300]), everything(coords[:300]), (3, 3, 3))
-    first = run(coords[:300], Connection("all", "all", MaskSpec("tile", tile_shape=3)), [a[:300] for a in arrays])
+    first = run(
+        coords[:300], Connection("all", "all", MaskSpec("tile", tile_shape=3)), [a[:300] for a in arrays]
+    )
     np.testing.assert_allclose(first, dense(*(a[:300] for a in arrays), tile)[0], atol=1e-5)
 
 
@@ -186,7 +188,9 @@ def test_rows_are_a_permutation(block):
         assert blocks is compiled.layout and blocks.shape == (len(rows),) * 2
         real = rows[rows >= 0]
         assert len(np.unique(real)) == len(real)
-        taking_part = {r for c in program for name in (c.src, c.dst) for r in layout.region_rows(name).tolist()}
+        taking_part = {
+            r for c in program for name in (c.src, c.dst) for r in layout.region_rows(name).tolist()
+        }
         assert set(real.tolist()) <= taking_part
 
 
@@ -239,7 +243,9 @@ def test_no_voxels():
 def test_regions_at_a_stride_and_replacement():
     coords = cloud()
     x = ms.SparseTensor(mx.array(coords), mx.zeros((400, 1)), stride=(2, 2, 2))
-    layout = VoxelLayout(x, {"own": ((-4, 4), (0, 8), (0, 8)), "base": RegionSpec(((-8, 8), (0, 16), (0, 16)), 1)})
+    layout = VoxelLayout(
+        x, {"own": ((-4, 4), (0, 8), (0, 8)), "base": RegionSpec(((-8, 8), (0, 16), (0, 16)), 1)}
+    )
     assert np.array_equal(layout.region_rows("own"), layout.region_rows("base"))
     coarse = VoxelLayout(x, {"coarse": RegionSpec(((-1, 1), (0, 2), (0, 2)), stride=8)})
     assert np.array_equal(coarse.region_rows("coarse"), layout.region_rows("own"))

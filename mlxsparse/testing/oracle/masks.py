@@ -24,7 +24,7 @@ def positions_of(shape: Sequence[int], box: Box) -> list[int]:
 def tile_pairs(
     shape: Sequence[int], source: Box, target: Box, tile: Sequence[int]
 ) -> list[tuple[list[int], list[int]]]:
-    """Index pairs of a tiled mask: spatial tiles from the source's corner, all times, whole target if none."""
+    """Index pairs of a tiled mask: tiles from the source's corner, all times, whole target if none."""
     starts = [range(lo, hi, side) for (lo, hi), side in zip(source[1:], tile)]
     found = []
     for corner in product(*starts):
