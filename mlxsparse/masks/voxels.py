@@ -12,7 +12,7 @@ import numpy as np
 
 from ..blocksparse.check import as_mask, whole_number
 from ..coords import CoordinateMapKey, default_manager
-from ..coords.keys import host_rows
+from ..coords.keys import Record, host_rows
 from ..errors import CoordinateRangeError, MLXSparseError, ShapeError
 from ..tensor import SparseTensor
 from .attend import CompiledProgram
@@ -21,8 +21,9 @@ from .program import Connection, connections, replace_earlier
 from .relation import Relation, lay_out, numbered
 from .spec import MaskSpec, Rect, RegionSpec, as_rect
 
-# Compiled programs live as long as the coordinate key that they were compiled over.
-_compiled: weakref.WeakKeyDictionary[CoordinateMapKey, dict[Any, CompiledProgram]]
+# Compiled programs live as long as the coordinates that they were compiled over: by the record that a key
+# shares with those of tensors which a transformation of MLX took apart and put together again.
+_compiled: weakref.WeakKeyDictionary[Record, dict[Any, CompiledProgram]]
 _compiled = weakref.WeakKeyDictionary()
 NO_LINKS = np.zeros((0, 2), np.int64)
 
@@ -130,7 +131,7 @@ class VoxelLayout:
         check_fallback(fallback)
         size = None if block is None else whole_number("block", block, 1)
         items = connections(program, self.regions, fired)
-        cache = _compiled.setdefault(self.key, {})
+        cache = _compiled.setdefault(self.key._record, {})
         made = cache.get((self._content, items, size, fallback))
         if made is None:
             found: list[Relation] = []

@@ -264,6 +264,16 @@ def test_cache_lives_with_the_key():
     assert VoxelLayout(x, REGIONS).compile(program, block=8) is not first
     assert VoxelLayout(x, {**REGIONS, "odd": lambda c: c[:, 2] > 0}).compile(program) is not first
     assert VoxelLayout(cloud(), REGIONS).compile(program) is not first  # equal rows, another key
+    seen = []
+
+    def loss(weight, x):  # MLX takes x apart and puts it together: a fresh key over the same coordinates
+        seen.append(VoxelLayout(x, REGIONS).compile(program))
+        q = x.feats[:, None] + weight
+        return seen[0].attend(q, q, q).sum()
+
+    mx.eval(mx.grad(loss)(mx.array(1.0), x))
+    assert seen == [first]
+    del loss
     before = len(voxels._compiled)
     del x
     gc.collect()
