@@ -25,7 +25,7 @@ PER_RUN = 8192  # block rows of one class that are met at a time
 PER_ROW = 256
 SEGMENTS = 1.25  # how much dearer a pair is where segments are compared
 RUN_ROWS = 128
-MAX_PAIRS = 2**31 - 1
+MAX_PAIRS = 2**26
 
 
 class Relation(NamedTuple):
@@ -127,7 +127,7 @@ def _class_pairs(query: np.ndarray, key: np.ndarray, links: np.ndarray) -> np.nd
 def _limit(count: int, what: str) -> None:
     if count > MAX_PAIRS:
         raise MLXSparseError(
-            f"the program has {count} {what}, at most {MAX_PAIRS}; use fewer or smaller regions"
+            f"the program has {count} {what}, at most {MAX_PAIRS}; use larger tiles or fewer regions"
         )
 
 

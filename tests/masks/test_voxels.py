@@ -330,3 +330,13 @@ def compile_mask(mask, src="box"):
 def test_bad_input(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def test_a_program_that_is_too_large_is_refused():
+    """Ten thousand tiles of one voxel that all see each other: 10^8 pairs of classes."""
+    sites = np.stack(np.unravel_index(np.arange(10_000), (25, 20, 20)), axis=1)
+    layout = VoxelLayout(np.insert(sites, 0, 0, axis=1).astype(np.int32), {"all": everything})
+    alone = Connection("all", "all", MaskSpec("tile", tile_shape=1))
+    assert layout.compile(alone).layout.shape == (10_000, 10_000)
+    with pytest.raises(MLXSparseError, match="larger tiles"):
+        layout.compile([alone, Connection("all", "all")])
