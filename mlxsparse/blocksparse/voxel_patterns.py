@@ -52,7 +52,7 @@ class VoxelWindow:
     Args:
         num_heads, block: heads, and rows of a block.
         window: its size (x, y, z), or one number.
-        shift: windows start at shift + window * integer.
+        shift: a voxel is in window floor((coordinate + shift) / window), as in ops.window_attention.
 
     Attention over the layout alone lets a block's other voxels in; with ``segments=pattern.segments(coords)``
     it is exact.
@@ -75,7 +75,7 @@ class VoxelWindow:
         if not len(rows):
             return np.zeros(0, np.int32)
         batch, *space = columns_of(rows)
-        cells = [((c.astype(np.int64) - s) // w).astype(np.int32) for c, s, w in zip(space, shift, window)]
+        cells = [((c.astype(np.int64) + s) // w).astype(np.int32) for c, s, w in zip(space, shift, window)]
         return group([batch, *cells]).numbers.copy()
 
     def segments(self, coords: Any) -> mx.array:

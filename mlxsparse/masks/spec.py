@@ -118,7 +118,7 @@ class MaskSpec:
         kind: "full" (all of them), "tile" (those in the same spatial tile), "sparse" (what `mask` says).
         tile_h, tile_w: size of a tile with two spatial axes.
         tile_shape: size of a tile with any number of spatial axes; an int stands for all three of voxels.
-        shift: over voxels, tiles start at shift + tile_shape * integer instead of at 0.
+        shift: a voxel is in the tile floor((coordinate + shift) / tile_shape), as in ops.window_attention.
         mask: for "sparse", bool: one entry per position of the source region's box (True sees the whole
             target), or a matrix source x target. Without it "sparse" means "full".
 

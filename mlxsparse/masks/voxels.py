@@ -240,10 +240,10 @@ def _equal(query: np.ndarray, key: np.ndarray, total: int) -> np.ndarray:
 
 
 def tile_numbers(coords: np.ndarray, tile: tuple[int, ...], shift: tuple[int, ...]) -> tuple[np.ndarray, int]:
-    """Number of each voxel's tile (batch, floor((coordinate - shift) / tile)), and the number of tiles."""
+    """Number of each voxel's tile (batch, floor((coordinate + shift) / tile)), and the number of tiles."""
     if len(coords) == 0:
         return np.zeros(0, np.int32), 0
     batch, *space = coords.T
-    cells = [(c - np.int64(s)) // t for c, s, t in zip(space, shift, tile)]
+    cells = [(c + np.int64(s)) // t for c, s, t in zip(space, shift, tile)]
     numbers, first = numbered([batch, *cells])
     return numbers, len(first)

@@ -165,6 +165,14 @@ def test_a_query_of_several_pairs_has_one_softmax():
     np.testing.assert_allclose(run(coords, MIXED[::-1], arrays), run(coords, MIXED, arrays), atol=1e-6)
 
 
+def test_windows_are_those_of_window_attention():
+    coords, (q, k, v) = cloud(), (mx.array(a) for a in features(400, 1))
+    x = ms.SparseTensor(mx.array(coords), mx.zeros((400, 1)))
+    found = VoxelLayout(x, REGIONS).compile(TILES).attend(q, k, v)
+    wanted = ms.ops.window_attention(x, q, k, v, (4, 5, 6), shift=(1, -2, 0))
+    np.testing.assert_allclose(np.array(found), np.array(wanted), atol=1e-5)
+
+
 def test_tiles_become_segments_or_blocks_with_the_same_result():
     coords, arrays = cloud(2000, span=20), features(2000, 1)
     layout = VoxelLayout(coords, REGIONS)

@@ -71,7 +71,7 @@ def voxel_mask(
             sees = bool(source[i] and target[j] and coords[i, 0] == coords[j, 0])
             if sees and tile is not None:
                 cells = [
-                    [(int(c) - s) // t for c, s, t in zip(row[1:], shift, tile)] for row in coords[[i, j]]
+                    [(int(c) + s) // t for c, s, t in zip(row[1:], shift, tile)] for row in coords[[i, j]]
                 ]
                 sees = cells[0] == cells[1]
             if sees and chosen is not None:
