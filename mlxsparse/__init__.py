@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import backend, blocks, blocksparse, errors, nn, ops
+from . import backend, blocks, blocksparse, errors, masks, nn, ops
 from .compiled import bucket, compile
 from .coords import CoordinateManager, CoordinateMapKey, Kernel, KernelMap
 from .ops.storage import load, save
@@ -28,6 +28,7 @@ __all__ = [
     "compile",
     "errors",
     "load",
+    "masks",
     "nn",
     "ops",
     "save",

@@ -17,6 +17,7 @@ import numpy as np
 import mlxsparse as ms
 from mlxsparse.coords import groups
 from mlxsparse.engine.segments import Segments
+from tools import masks_drawing
 from tools.sheet import BLUE, GREEN, GRID, INK, ORANGE, PALE, RED, SOFT, TAPS, Lattice, Sheet
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
@@ -338,7 +339,7 @@ def attention() -> str:
     return sheet.svg()
 
 
-DRAWN = (taps, submanifold, strided, transposed, dilation, voxels, keys, attention)
+DRAWN = (taps, submanifold, strided, transposed, dilation, voxels, keys, attention, masks_drawing.masks)
 DRAWINGS = {f.__name__: f for f in DRAWN}
 
 

@@ -9,6 +9,7 @@ from .modules import BlockSparseLinear, SparseMultiheadAttention
 from .patterns import BigBird, BSLongformer, Dense, Fixed, LocalWindow, Strided, Variable
 from .softmax import SparseSoftmax, sparse_softmax
 from .tensor import BlockSparseTensor, carry, pack, unpack
+from .voxel_patterns import Neighbor3d, VoxelWindow
 
 __all__ = [
     "BSLongformer",
@@ -19,11 +20,13 @@ __all__ = [
     "Dense",
     "Fixed",
     "LocalWindow",
+    "Neighbor3d",
     "SparseMatMul",
     "SparseMultiheadAttention",
     "SparseSoftmax",
     "Strided",
     "Variable",
+    "VoxelWindow",
     "block_sparse_attention",
     "carry",
     "dds",

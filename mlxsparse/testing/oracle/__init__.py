@@ -39,6 +39,7 @@ from mlxsparse.testing.oracle.conv import (
     subm_conv3d,
 )
 from mlxsparse.testing.oracle.curves import curve_rows, hilbert_index, morton_index
+from mlxsparse.testing.oracle.masks import allowed_of_pairs, positions_of, tile_pairs, voxel_mask
 from mlxsparse.testing.oracle.norm import group_norm, layer_norm, normalized_conv3d, rms_norm
 from mlxsparse.testing.oracle.pool import (
     avg_pool3d,
@@ -85,6 +86,7 @@ from mlxsparse.testing.oracle.voxel import devoxelize_nearest, devoxelize_trilin
 __all__ = [
     "Pair",
     "add",
+    "allowed_of_pairs",
     "attention",
     "avg_pool3d",
     "avg_pool3d_gradient",
@@ -136,18 +138,21 @@ __all__ = [
     "parent_support",
     "patch_allowed",
     "pool_transpose3d",
+    "positions_of",
     "rms_norm",
     "subm_conv3d",
     "subm_padding",
     "sum_pool3d",
     "sum_pool3d_gradient",
     "taps",
+    "tile_pairs",
     "topk_rows",
     "touched_support",
     "trilinear_weights",
     "union",
     "upsample_nearest",
     "upsample_trilinear",
+    "voxel_mask",
     "voxelize",
     "window_groups",
 ]
