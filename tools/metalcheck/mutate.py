@@ -58,6 +58,7 @@ EQUIVALENT = {
         "coord_hash_insert.metal",
         "if (entry >= mine) atomic_fetch_min_explicit(&slots[slot], mine, memory_order_relaxed);",
     ): "the lower of two equal entries is either",
+    ("stage.h", "if (wide && n > VEC) {"): "whole vectors are copied by elements, the same values",
     (
         "tap_tiles.metal",
         "if (thread_index_in_simdgroup == 1u) "
