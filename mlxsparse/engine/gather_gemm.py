@@ -249,7 +249,8 @@ def _compiled_gather_gemm(
     channels = taps.shape[2]
     edges, bounds = block_bounds(pairs, COMPILED_BLOCK)
     if fast.few_channels(*taps.shape[1:]):
-        ranks, small = (pairs.in_rank, pairs.out_rank), len(pairs.in_rank) * math.prod(taps.shape[1:]) < FEW_WORK
+        ranks = pairs.in_rank, pairs.out_rank
+        small = len(pairs.in_rank) * math.prod(taps.shape[1:]) < FEW_WORK
         fast.convolve_few(
             blas, x, pairs.in_order, taps, ranks, edges, bounds, bias, pairs.out_order, y, small=small
         )
