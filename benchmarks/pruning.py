@@ -3,14 +3,16 @@
     python -m benchmarks.pruning --channels 32,64,128,128 --cases channels:.5:8,channels:.75:16,offsets:.5:12
 
 A case is structure:sparsity:epochs of fine-tuning; with 0 epochs only times are of interest. Times are
-medians of forwards taken in turn in one process, kernel maps made before. `--weights DIR` keeps the trained
-network there and uses it the next time.
+medians of forwards taken in turn in one process, kernel maps made before; then the processor's time with one
+host thread, which other programs disturb less, and with kernel maps made each time. `--weights DIR` keeps the
+trained network there and uses it the next time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -33,17 +35,18 @@ from mlxsparse.tasks.scenes import cloud_of, street_scene
 
 @contextmanager
 def counted() -> Iterator[dict[str, float]]:
-    """Pairs, multiply-adds and seconds of the convolutions inside the block."""
+    """Pairs, multiply-adds and processor seconds of the convolutions inside the block."""
     total = {"pairs": 0.0, "work": 0.0, "seconds": 0.0}
     real = conv.convolve
 
     def count(x: Any, w: Any, bias: Any, pairs: Any, rows: int, groups: int) -> mx.array:
         total["pairs"] += len(pairs.in_rank)
         total["work"] += len(pairs.in_rank) * w.shape[0] * w.shape[-1]
-        start = time.perf_counter()
+        mx.eval(x)
+        start = time.process_time()
         y = real(x, w, bias, pairs, rows, groups)
         mx.eval(y)
-        total["seconds"] += time.perf_counter() - start
+        total["seconds"] += time.process_time() - start
         return y
 
     conv.convolve = count
@@ -54,7 +57,7 @@ def counted() -> Iterator[dict[str, float]]:
 
 
 def convolutions(models: list[Any], x: SparseTensor, repeats: int) -> list[dict[str, float]]:
-    """Pairs and multiply-adds of a forward of each model; median and least ms of its convolutions."""
+    """Pairs and multiply-adds of a forward of each model; median and least processor ms in convolutions."""
     found: list[dict[str, float]] = [{} for _ in models]
     times: list[list[float]] = [[] for _ in models]
     for _ in range(repeats):
@@ -106,8 +109,17 @@ def main() -> None:
         folded = [nn.fold_batch_norms(m) for m in (dense, result.model)]
         before, after = pruning.forward_ms(folded, x, options.repeats)
         print(f"both with folded batch norms: {before:.1f} ms, {after:.1f} ms, {before / after:.2f}x")
-        a, b = convolutions([dense.eval(), result.model.eval()], x, options.repeats)
-        share = {name: round(b[name] / a[name], 3) for name in ("pairs", "work", "ms", "least ms")}
+        if options.device == "gpu":
+            continue
+        os.environ["MLXSPARSE_THREADS"] = "1"
+        for maps in (False, True):
+            print(f"processor's time of one thread, kernel maps made {'each time' if maps else 'before'}:")
+            for name, pair in (("", (dense, result.model)), (" folded", folded)):
+                a, b = pruning.forward_ms(pair, x, options.repeats, maps=maps, clock=time.process_time)
+                print(f"  dense{name} {a:.1f} ms, compressed {b:.1f} ms: {a / b:.2f}x")
+        whole, part_of = convolutions([dense.eval(), result.model.eval()], x, options.repeats)
+        del os.environ["MLXSPARSE_THREADS"]
+        share = {name: round(part_of[name] / whole[name], 3) for name in ("pairs", "work", "ms", "least ms")}
         print(f"convolutions alone, compressed / dense: {json.dumps(share)}", flush=True)
 
 

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--epochs", type=positive, default=6, help="passes of fine-tuning (default: %(default)s)"
     )
     parser.add_argument(
-        "--lr", type=positive_float, default=3e-3,
+        "--lr", type=positive_float, default=2e-3,
         help="learning rate; narrower networks get as much more of it (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(

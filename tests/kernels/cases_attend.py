@@ -65,8 +65,8 @@ def softmax(dtype: mx.Dtype, kinds: tuple[str, ...], block: tuple[int, int] = (5
         return single(np.where(inside, oracle.block_pack(dense, mask, block), NAN)).astype(dtype)
 
     addends, added, allowed = addends_of(kinds, 3, 2, heads, heads, shape)
-    if "packed" in kinds:
-        bias = rng(4).standard_normal((2, heads, *shape))
+    if "packed" in kinds or "shared" in kinds:
+        bias = rng(4).standard_normal((1 if "shared" in kinds else 2, heads, *shape))
         addends, added = (
             addends._replace(bias=single(oracle.block_pack(bias, mask, block)), packed=True),
             added + bias,
@@ -170,7 +170,7 @@ def marks(dtype: mx.Dtype) -> None:
 ALL = ("bias", "padding", "ids", "causal")
 CASES: dict[str, Case] = {}
 for _name, _dtype in DTYPES.items():
-    for _kinds in ((), ("bias", "keys"), ("packed",), ("wide_bias", "pairs", "ids", "causal")):
+    for _kinds in ((), ("bias", "keys"), ("packed",), ("shared",), ("wide_bias", "pairs", "ids", "causal")):
         CASES[f"softmax_{'_'.join(_kinds) or 'plain'}-{_name}"] = partial(softmax, _dtype, _kinds)
     CASES[f"attend-{_name}"] = partial(attend, _dtype)
     CASES[f"attend_all-{_name}"] = partial(attend, _dtype, ALL, (20, 12), 24, 17, 4, 2, shared=True)

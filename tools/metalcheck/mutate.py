@@ -30,6 +30,8 @@ _TURNED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
 _HEADERS = ("attend.h", "coord_hash.h", "rows.h", "stage.h", "tile.h")
 # (file, broken line) of mutants that mean the same as the kernel, and why.
 EQUIVALENT = {
+    ("block_softmax.metal", "for (int pass = 0; pass <= 2; pass++) {"): "the last pass again",
+    ("block_softmax_grad.metal", "for (int pass = 0; pass <= 2; pass++) {"): "the last pass again",
     ("column_parts.metal", "for (int s = 0; s <= 8; s++) two += sums[s * 32 + lane];"): (
         "adds what the first simdgroup left of the second sum, 0 in this mode"
     ),
@@ -58,6 +60,7 @@ EQUIVALENT = {
         "coord_hash_insert.metal",
         "if (entry >= mine) atomic_fetch_min_explicit(&slots[slot], mine, memory_order_relaxed);",
     ): "the lower of two equal entries is either",
+    ("stage.h", "if (wide && n > VEC) {"): "whole vectors are copied by elements, the same values",
     (
         "tap_tiles.metal",
         "if (thread_index_in_simdgroup == 1u) "

@@ -28,6 +28,14 @@ WRONG: dict[str, tuple[str, str]] = {
         "inline float f(const float* p, uint i) { return p[i]; }",
         "out[0] = f(inp, 0);",
     ),
+    "cast that drops the AS": (
+        "",
+        "threadgroup float t[4]; t[0] = inp[0]; out[0] = *(float*)t;",
+    ),
+    "cast to another AS": (
+        "template <typename T> struct S { threadgroup T* to; void f() { *(device int*)to = 1; } };",
+        "threadgroup float t[4]; S<float> s; s.to = t; s.f(); out[0] = 1.0f;",
+    ),
     "local ptr without AS = device": (
         "",
         "const float* p = inp; out[0] = p[0];",

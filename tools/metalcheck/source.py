@@ -45,6 +45,11 @@ extern "C" void msl_entry(void** b, const _context* c) { CALL; }
 _THREADGROUP = re.compile(
     r"^([ \t]*)threadgroup[ \t]+([A-Za-z_][\w:<>, \t]*?)[ \t]+(\w+)[ \t]*((?:\[[^;\n]*\])*)[ \t]*;", re.M
 )
+# (kind*)name, or of an element, a member, or the address of one; the operand ends where these do.
+_CAST = re.compile(
+    r"(?<![\w)\]])\(\s*((?:const\s+)?(?:(?:device|threadgroup|thread|constant)\s+)?[A-Za-z_]\w*\s*\*)\s*\)\s*"
+    r"(&?[A-Za-z_]\w*(?:\[[^\[\]]*\]|\.\w+)*)"
+)
 _export_lock = threading.Lock()
 
 
@@ -86,6 +91,11 @@ def _share_threadgroup_variables(text: str, typed: bool) -> str:
     return _THREADGROUP.sub(declaration, text)
 
 
+def _strict_casts(text: str) -> str:
+    """Casts of pointers as reinterpret_cast: C's form changes address spaces, which Metal does not allow."""
+    return _CAST.sub(r"reinterpret_cast<\1>(\2)", text)
+
+
 def cpp_source(metal: str, *, typed: bool) -> tuple[str, int]:
     """(one C++ translation unit with the entry msl_entry, number of buffers).
 
@@ -110,4 +120,6 @@ def cpp_source(metal: str, *, typed: bool) -> tuple[str, int]:
                 raise RuntimeError(f"kernel argument that the executor does not know: {parameter.strip()}")
             arguments.append(_BUILTINS[attribute.group(1)])
     body = _share_threadgroup_variables(text, typed)
+    if typed:
+        body = _strict_casts(body)
     return _PRELUDE + body + _ENTRY.replace("CALL", f"{call}({', '.join(arguments)})"), buffers
