@@ -5,23 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 import numpy as np
 from mlx.nn import Module
 
+from .. import ops
 from ..blocksparse import BlockLayout, carry, unpack
 from ..blocksparse.check import as_layout_mask, block_pair
-from ..coords import Kernel, KernelMap
 from ..coords.geometry import Triple, TripleLike, triple
-from ..engine.gather_gemm import convolve
-from ..engine.neighbors import TapPairs
 from ..errors import DTypeError, ShapeError
-from ..ops.conv import output_key
 from ..tensor import SparseTensor
-
-_kept: WeakKeyDictionary[KernelMap, dict[tuple[int, ...], TapPairs]] = WeakKeyDictionary()
 
 
 class BlockSparseConv3d(Module):
@@ -93,21 +87,28 @@ class BlockSparseConv3d(Module):
         whole = unpack(self.weight[None], self._layout)
         return whole.reshape(co, len(self._taps), -(-ci // bi) * bi)[:, :, :ci]
 
-    def __call__(self, x: SparseTensor) -> SparseTensor:
+    def __call__(self, x: SparseTensor, capacity: int | None = None) -> SparseTensor:
         if not isinstance(x, SparseTensor):
             raise DTypeError(f"BlockSparseConv3d takes a SparseTensor, got {type(x).__name__}")
         if x.num_channels != self._channels[1]:
             raise ShapeError(f"x has {x.num_channels} channels, wanted {self._channels[1]}")
-        if self.padding is None and self.stride == (1, 1, 1):
-            kernel, key = Kernel.submanifold(self._size, self.dilation, None), x.key
-        else:
-            kernel = Kernel.of(self._size, self.stride, self.padding or 0, self.dilation)
-            key = output_key(x, kernel, self.support, None, None)
-        pairs = _pairs_of(x.manager.kernel_map(x.key, key, kernel), self._taps)
         bias = self.get("bias")
         weight = self.dense_weight().astype(x.dtype)
         bias = None if bias is None else bias.astype(x.dtype)
-        return SparseTensor._of(key, convolve(x.feats, weight, bias, pairs, key.capacity, 1))
+        taps = ops.Taps(self._size, self._taps)
+        if self.padding is None and self.stride == (1, 1, 1):
+            return ops.subm_conv3d(x, weight, bias, dilation=self.dilation, taps=taps)
+        return ops.conv3d(
+            x,
+            weight,
+            bias,
+            stride=self.stride,
+            padding=self.padding or 0,
+            dilation=self.dilation,
+            taps=taps,
+            support=self.support,
+            capacity=capacity,
+        )
 
     def update_layout(self, new: Any, fill: float = 0.0) -> None:
         """Store other blocks; surviving ones keep their weights, new ones hold `fill`."""
@@ -120,24 +121,3 @@ class BlockSparseConv3d(Module):
     def _extra_repr(self) -> str:
         co, ci = self._channels
         return f"{ci}, {co}, kernel_size={self._size}, block={self._block}, density={self._mask.mean():.3g}"
-
-
-def _pairs_of(found: KernelMap, taps: tuple[int, ...]) -> TapPairs:
-    """The pairs of some taps, kept as long as their map."""
-    pairs = found.pairs
-    if len(taps) == len(pairs.tap_ptr) - 1:
-        return pairs
-    held = _kept.setdefault(found, {})
-    if taps not in held:
-        spans = [slice(pairs.tap_ptr[t], pairs.tap_ptr[t + 1]) for t in taps]
-        empty = np.zeros(0, np.int32)
-        held[taps] = TapPairs(
-            np.concatenate([empty, *(pairs.in_rank[s] for s in spans)]),
-            np.concatenate([empty, *(pairs.out_rank[s] for s in spans)]),
-            np.concatenate([[0], np.cumsum([s.stop - s.start for s in spans])]).astype(np.int64),
-            pairs.in_order,
-            pairs.out_order,
-            pairs.num_in,
-            pairs.num_out,
-        )
-    return held[taps]
