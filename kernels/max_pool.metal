@@ -10,15 +10,19 @@ int tap = -1;
 for (int start = 0; start < dims[2]; start += 32) { // the lanes read the rows of 32 taps at once
   int at = start + int(lane), last = min(dims[2] - start, 32);
   int row = o < m && at < dims[2] ? nbr[size_t(at) * m + o] : -1;
-  for (int t = 0; t < last; t++) {
-    int j = simd_shuffle(row, ushort(t));
-    if (mine && row_exists(j, dims[0])) {
-      float value = float(x[size_t(j) * channels + c]);
-      if (tap < 0 || exceeds(value, best)) {
-        best = value;
-        tap = start + t;
-      }
+  for (int t = 0; t < last; t += 8) { // eight reads are on their way at once
+    float value[8];
+    bool there[8];
+    for (int u = 0; u < 8; u++) { // past the last tap the row is -1
+      int j = simd_shuffle(row, ushort(t + u));
+      there[u] = mine && row_exists(j, dims[0]);
+      value[u] = there[u] ? float(x[size_t(j) * channels + c]) : 0.0f;
     }
+    for (int u = 0; u < 8; u++)
+      if (there[u] && (tap < 0 || exceeds(value[u], best))) {
+        best = value[u];
+        tap = start + t + u;
+      }
   }
 }
 if (mine) {
