@@ -1,6 +1,6 @@
 """What map building on a GPU is made of, each step alone and in place.
 
-    python benchmarks/gpu_maps.py WORK.npz [--cloud surf_1m] [--only steps|whole]
+    python benchmarks/gpu_maps.py WORK.npz [--cloud surf_1m] [--only steps|whole|network]
 
 WORK.npz as in gpu.py. Milliseconds: median of synchronised calls (mean of a chain); "host" is the time until
 a call returns, without a wait.
@@ -24,6 +24,7 @@ import mlxsparse as ms
 from benchmarks.gpu_cases import BLOCKS, CLASSES, IN_CHANNELS, LEVELS, measure
 from mlxsparse.backend import kernel_bits, kernel_coords, kernel_sites, kernel_tiles
 from mlxsparse.backend.kernel_bits import Geometry
+from mlxsparse.engine import device_map
 from mlxsparse.models.minkunet import MinkUNet, ModelArgs
 
 ONE, TWO, THREE, ZERO = (1,) * 3, (2,) * 3, (3,) * 3, (0,) * 3
@@ -53,7 +54,7 @@ def show(name: str, run: Callable[[], Any], calls: int = 10) -> None:
 def steps(coords: mx.array) -> None:
     n = coords.shape[0]
     table = kernel_coords.hash_table(coords)
-    nbr = kernel_coords.submanifold_map(table, THREE)
+    nbr, keys = kernel_coords.submanifold_map(table, THREE)
     wait([table.slots, nbr])
     show("an empty wait", lambda: mx.array(0) + 1)
     show("bounds of coordinates", lambda: [coords.min(axis=0), coords.max(axis=0)])
@@ -72,6 +73,7 @@ def steps(coords: mx.array) -> None:
         show(f"cumsum of {count}", lambda ones=ones: mx.cumsum(ones))
         show(f"running sums of {count}", lambda ones=ones: kernel_coords.running_sums(ones))
     show("order and tiles", lambda: kernel_tiles.tap_tiles(nbr, n, THREE)[:3])
+    show("order and tiles, keys given", lambda: kernel_tiles.tap_tiles(nbr, n, THREE, None, keys)[:3])
     extent = kernel_sites.extent_of(coords, 8)
     for name, geometry in (("parents k2 s2", HALVES), ("touched k3 s2", TOUCHED)):
         box = kernel_sites.reached_extent(extent, *geometry, True)
@@ -84,7 +86,7 @@ def steps(coords: mx.array) -> None:
         show("  bits, without the count", lambda marked=marked: marked()[0])
         show("  bits and count", lambda marked=marked: marked()[:4])
         made = marked()
-        m = int(made.total)
+        m = kernel_bits.counted([made])[0][0]
         show("  sites of the bits", lambda made=made, m=m: kernel_bits.sites(made, m))
         far = kernel_bits.sites(made, m)
         wait(far)
@@ -101,11 +103,11 @@ def steps(coords: mx.array) -> None:
         known = kernel_coords.hash_table(far)
         show("  27-tap map by hash", lambda known=known: kernel_coords.submanifold_map(known, THREE))
         found = kernel_bits.site_map(coords, made, m)
+        show("  its other side", lambda found=found: kernel_coords.flipped(found, n))
         size = geometry[0]
-        show("  order and tiles, outputs", lambda t=found.nbr, s=size: kernel_tiles.tap_tiles(t, n, s)[:3])
-        show(
-            "  order and tiles, inputs", lambda t=found.back, m=m, s=size: kernel_tiles.tap_tiles(t, m, s)[:3]
-        )
+        show("  order and tiles, outputs", lambda t=found, s=size: kernel_tiles.tap_tiles(t, n, s)[:3])
+        back = kernel_coords.flipped(found, n)
+        show("  order and tiles, inputs", lambda t=back, m=m, s=size: kernel_tiles.tap_tiles(t, m, s)[:3])
 
 
 def whole(coords: mx.array) -> None:
@@ -142,32 +144,53 @@ def whole(coords: mx.array) -> None:
     show("tensor, touched k3 s2, map and tiles", lambda: related(three, "touched"))
     show("k2 s2, 64", lambda: ms.ops.conv3d(fresh(64), weights[2], stride=2).feats)
     show("k3 s2, 64", lambda: ms.ops.conv3d(fresh(64), weights[3], stride=2, padding=1).feats)
+    x = fresh(64)
+    wait(ms.ops.max_pool3d(x, 2).feats)
+    show("  map cached", lambda: ms.ops.max_pool3d(x, 2).feats)
+    wait(ms.ops.conv3d(x, weights[3], stride=2, padding=1).feats)
+    show("  k3 s2, map cached", lambda: ms.ops.conv3d(x, weights[3], stride=2, padding=1).feats)
     show("max pool k2 s2, 64", lambda: ms.ops.max_pool3d(fresh(64), 2).feats)
 
+
+def network(coords: mx.array) -> None:
+    n = coords.shape[0]
+    mx.random.seed(0)
+    feats = mx.random.normal((n, IN_CHANNELS)).astype(mx.float16)
+    wait(feats)
+
+    def fresh() -> ms.SparseTensor:
+        return ms.SparseTensor(coords, feats, batch_size=8)
+
     def levels() -> Any:
-        x = fresh(1)
+        x = fresh()
         key, made = x.key, []
         for i in range(len(LEVELS)):
             made.append(x.manager.kernel_map(key, key, ms.Kernel.submanifold(3)).relation.output.tiles[:3])
             if i + 1 < len(LEVELS):
                 below = x.manager.stride(key, 2)
-                pair = x.manager.kernel_map(key, below, two).relation
+                pair = x.manager.kernel_map(key, below, ms.Kernel.of(2, 2)).relation
                 made += [pair.output.tiles[:3], pair.input.tiles[:3]]
                 key = below
         return made
 
     show("all maps and tiles of the MinkUNet", levels)
+    begin = device_map.begin
+    device_map.begin = lambda *arrays: None
+    show("  tiles not begun before the end", levels)
+    device_map.begin = begin
     net = MinkUNet(ModelArgs(IN_CHANNELS, CLASSES, LEVELS, BLOCKS))
     net.set_dtype(mx.float16)
     net.eval()
     wait(net.parameters())
-    known = fresh(IN_CHANNELS)
+    known = fresh()
     for name, run in (
-        ("MinkUNet, maps and all", lambda: net(fresh(IN_CHANNELS)).feats),
+        ("MinkUNet, maps and all", lambda: net(fresh()).feats),
+        ("  tiles not begun before the end", lambda: net(fresh()).feats),
         ("MinkUNet, maps cached", lambda: net(known).feats),
     ):
         mx.clear_cache()
         mx.reset_peak_memory()
+        device_map.begin = begin if name.startswith("M") else lambda *arrays: None
         show(name, run, 5)
         chained = mx.get_peak_memory()
         mx.clear_cache()
@@ -186,12 +209,12 @@ def main() -> int:
     )
     parser.add_argument("work", type=pathlib.Path)
     parser.add_argument("--cloud", default="surf_1m")
-    parser.add_argument("--only", default="", help="steps or whole")
+    parser.add_argument("--only", default="", help="steps, whole or network")
     options = parser.parse_args()
     mx.set_default_device(mx.gpu)
     coords = mx.array(np.load(options.work)[options.cloud].astype(np.int32)) + 0
     mx.eval(coords)
-    for part in (steps, whole):
+    for part in (steps, whole, network):
         if options.only in part.__name__:
             part(coords)
     return 0

@@ -82,7 +82,7 @@ def parts(coords: mx.array) -> None:
     """What map building is made of."""
     n = coords.shape[0]
     table = kernel_coords.hash_table(coords)
-    nbr = kernel_coords.submanifold_map(table, (3, 3, 3))
+    nbr = kernel_coords.submanifold_map(table, (3, 3, 3)).nbr
     wait([table.slots, nbr])
     print(f"rows {n}, pairs {int((nbr >= 0).sum().item())}")
     show("bounds of coordinates", lambda: [coords.min(axis=0), coords.max(axis=0)])
@@ -141,7 +141,7 @@ def computed(masks: np.ndarray, rows: int) -> int:
 def orders(coords: mx.array) -> None:
     """The same products over maps in other orders and layouts: windows; row numbers of 32 places together."""
     n = coords.shape[0]
-    nbr = kernel_coords.submanifold_map(kernel_coords.hash_table(coords), (3, 3, 3))
+    nbr = kernel_coords.submanifold_map(kernel_coords.hash_table(coords), (3, 3, 3)).nbr
     pairs = int((nbr >= 0).sum().item())
     held = [inputs(key, n) for key in ORDERED]
     for window in (65536, 262144, n):
@@ -196,7 +196,7 @@ def chosen(key: tuple[mx.Dtype, str, int], tile: Tile, weight: bool) -> None:
 def sweep(coords: mx.array, only: str) -> Iterator[None]:
     n = coords.shape[0]
     tiles = kernel_tiles.tap_tiles(
-        kernel_coords.submanifold_map(kernel_coords.hash_table(coords), (3, 3, 3)), n, (3, 3, 3)
+        kernel_coords.submanifold_map(kernel_coords.hash_table(coords), (3, 3, 3)).nbr, n, (3, 3, 3)
     )
     wait(tiles[:3])
     for key, shapes in FORWARD.items() if only in "forward" else ():

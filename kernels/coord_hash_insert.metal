@@ -1,7 +1,9 @@
 // Table of coordinate rows (coord_hash.h). Equal coordinates keep their lowest row, whatever the order of the threads.
-// in: coords[N, 4] int32, rows with a negative batch are padding and left out; dims = {N, CAP}, CAP a power of two >= N
-// out: table[CAP] uint32, 0 before; repeated[8] uint32, 0 before: repeated[0] becomes 1 if two rows are equal.
-// grid: one thread a row
+// in: coords[N, 4] int32, rows with a negative batch are padding and left out; dims = {N, CAP, R}, CAP a power of two >= N
+// out: table[CAP] uint32, 0 before; status[16] uint32, 0 before: status[0] becomes 1 if two rows are equal,
+//      status[1 .. 4] the largest batch, x, y, z + 2^31 of the first R rows, status[5 .. 8] 2^31 - 1 less the least of them
+// grid: one thread a row, 256 a threadgroup
+threadgroup uint ends[8 * 8];
 uint i = thread_position_in_grid.x;
 uint n = uint(dims[0]);
 uint mask = uint(dims[1]) - 1u;
@@ -26,11 +28,28 @@ if (i < n && coords[4 * size_t(i)] >= 0) {
     if (((entry ^ mine) & ~rows) == 0u && coord_equal(coords + 4 * size_t(place), b, x, y, z)) {
       // Equal coordinates have equal tags: the smaller entry is the lower row.
       if (entry > mine) atomic_fetch_min_explicit(&slots[slot], mine, memory_order_relaxed);
-      device atomic_uint* flags = (device atomic_uint*)repeated;
+      device atomic_uint* flags = (device atomic_uint*)status;
       atomic_fetch_or_explicit(&flags[0], 1u, memory_order_relaxed);
       break;
     }
     if (step == 0u) step = coord_step(b, x, y, z);
     slot = (slot + step) & mask;
   }
+}
+int lane = int(thread_index_in_simdgroup), sg = int(simdgroup_index_in_threadgroup);
+for (int a = 0; a < 8; a++) {
+  uint value = 0u;
+  if (i < n && i < uint(dims[2])) {
+    uint biased = uint(coords[4 * size_t(i) + size_t(a & 3)]) ^ 0x80000000u; // in the order of the signed numbers
+    value = a < 4 ? biased : ~biased;
+  }
+  value = simd_max(value);
+  if (lane == 0) ends[8 * sg + a] = value;
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);
+if (sg == 0 && lane < 8) {
+  uint value = 0u;
+  for (int s = 0; s < 8; s++) value = max(value, ends[8 * s + lane]);
+  device atomic_uint* found = (device atomic_uint*)status;
+  atomic_fetch_max_explicit(&found[1 + lane], value, memory_order_relaxed);
 }

@@ -3,17 +3,27 @@
 // the ones up to the end of each 65536.
 #ifndef MLXSPARSE_SITE_BITS
 #define MLXSPARSE_SITE_BITS
-// Where tap k leads from coordinate c along one axis. forward: o with o * s = c + p - k * d; else c * s - p + k * d.
-// False where there is none within [0, bound); bound 0: no bound.
-METAL_FUNC bool tap_leads(int c, int k, int s, int p, int d, bool forward, int bound, thread long& v) {
-  bool whole = true;
+// Where the taps lead from coordinate c along one axis. forward: every o with o * s = c + p - k * d; else c * s - p + k * d.
+// first: where a tap 0 that divides would lead; rest: what it lacks. One long division for all taps.
+METAL_FUNC void taps_lead(int c, int s, int p, bool forward, thread long& first, thread int& rest) {
+  first = long(c) * long(s) - long(p);
+  rest = 0;
   if (forward) {
-    long reach = long(c) + long(p) - long(k) * long(d);
-    v = reach / long(s);
-    whole = v * long(s) == reach;
-  } else
-    v = long(c) * long(s) - long(p) + long(k) * long(d);
-  return whole && (bound == 0 || (v >= 0l && v < long(bound)));
+    long reach = long(c) + long(p);
+    first = reach / long(s);
+    rest = int(reach - first * long(s));
+    if (rest < 0) {
+      rest += s;
+      first -= 1l;
+    }
+  }
+}
+
+// Where tap k leads, false where nowhere or outside [0, bound); bound 0: no bound. k * d stays below 2^30.
+METAL_FUNC bool tap_leads(long first, int rest, int k, int s, int d, bool forward, int bound, thread long& v) {
+  int far = k * d - rest, steps = forward ? far / s : 0;
+  v = forward ? first - long(steps) : first + long(far);
+  return (!forward || steps * s == far) && (bound == 0 || (v >= 0l && v < long(bound)));
 }
 
 // The number of a site, 2^32 - 1 outside the box or outside (-2^30, 2^30).

@@ -1,30 +1,29 @@
-// Kernel map of a set onto itself, odd sizes, centred: half of the taps is looked up, the other half is its mirror image.
-// in: coords[N, 4] distinct sites (negative batch: padding), table[CAP] (coord_hash_insert)
-//     dims = {N, CAP, Kx, Ky, Kz, dx, dy, dz}
-// out: nbr[T, N] int32 row of each tap and row, -1 none, -1 before.   grid: x one thread a row, y taps 0 .. T / 2
+// Kernel map of a set onto itself, odd sizes, centred, and the sort keys of its rows.
+// in: coords[N, 4] distinct sites (negative batch: padding), table[CAP] (coord_hash_insert), bit[T] int32, 0 .. 26
+//     dims = {N, CAP, Kx, Ky, Kz, dx, dy, dz, rows of a window}
+// out: nbr[T, N] int32 row of each tap and row, -1 none; keys[N] uint32 (tap_key.h).   grid: one thread a row
+// All taps of a row in one thread: nothing is scattered, and the lookups of a column of taps wait together.
 uint i = thread_position_in_grid.x;
-int tap = int(threadgroup_position_in_grid.y);
 if (i < uint(dims[0])) {
-  uint n = uint(dims[0]);
-  int last = dims[2] * dims[3] * dims[4] - 1;
-  int k[3];
-  k[0] = tap / (dims[3] * dims[4]);
-  k[1] = tap / dims[4] % dims[3];
-  k[2] = tap % dims[4];
-  int b = coords[4 * size_t(i)];
-  int site[3];
-  bool inside = b >= 0;
-  for (int a = 0; a < 3; a++) {
-    long v = long(coords[4 * size_t(i) + 1 + a]) + long(k[a] - dims[2 + a] / 2) * dims[5 + a];
-    inside = inside && v >= -2147483648l && v <= 2147483647l;
-    site[a] = inside ? int(v) : 0;
-  }
-  if (inside && 2 * tap == last) nbr[size_t(tap) * n + i] = int(i);
-  else if (inside) {
-    int j = coord_find(coords, table, n, uint(dims[1]) - 1u, b, site[0], site[1], site[2]);
-    if (j >= 0) {
-      nbr[size_t(tap) * n + i] = j;
-      nbr[size_t(last - tap) * n + size_t(j)] = int(i);
+  uint n = uint(dims[0]), mask = 0u;
+  int taps = dims[2] * dims[3] * dims[4];
+  int site[4];
+  for (int a = 0; a < 4; a++) site[a] = coords[4 * size_t(i) + a];
+  for (int kx = 0; kx < dims[2]; kx++)
+    for (int ky = 0; ky < dims[3]; ky++) {
+      long x = long(site[1]) + long(kx - dims[2] / 2) * long(dims[5]);
+      long y = long(site[2]) + long(ky - dims[3] / 2) * long(dims[6]);
+      bool inside = site[0] >= 0 && x >= -2147483648l && x <= 2147483647l && y >= -2147483648l && y <= 2147483647l;
+      for (int kz = 0; kz < dims[4]; kz++) {
+        int tap = (kx * dims[3] + ky) * dims[4] + kz, j = -1;
+        long z = long(site[3]) + long(kz - dims[4] / 2) * long(dims[7]);
+        if (inside && z >= -2147483648l && z <= 2147483647l)
+          j = 2 * tap + 1 == taps
+                  ? int(i)
+                  : coord_find(coords, table, n, uint(dims[1]) - 1u, site[0], int(x), int(y), int(z));
+        nbr[size_t(tap) * size_t(n) + size_t(i)] = j;
+        if (j >= 0) mask |= 1u << uint(bit[tap]);
+      }
     }
-  }
+  keys[i] = tap_key(mask, i, uint(dims[8]));
 }

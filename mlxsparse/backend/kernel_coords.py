@@ -13,6 +13,8 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CapacityError, CoordinateRangeError, StrideError
+from .host import require_values
+from .kernel_tiles import tap_order
 from .library import (
     MAX_GRID_YZ,
     MAX_THREADS,
@@ -34,7 +36,14 @@ class CoordTable(NamedTuple):
 
     coords: mx.array  # (N, 4) int32
     slots: mx.array  # (CAP,) uint32, tag and row + 1, or 0
-    repeated: mx.array  # uint32, 1 if two rows are equal
+    status: mx.array  # (16,) uint32, see kernels/coord_hash_insert.metal
+
+    def read(self) -> tuple[bool, np.ndarray]:
+        """Whether two rows are equal, and (2, 4) least and largest batch, x, y, z. Waits for them."""
+        require_values(self.status)
+        found = np.array(self.status)
+        biased = np.stack([~found[5:9], found[1:5]])
+        return bool(found[0]), (biased ^ np.uint32(1 << 31)).view(np.int32)
 
 
 class NeighbourMap(NamedTuple):
@@ -44,21 +53,24 @@ class NeighbourMap(NamedTuple):
     back: mx.array  # (T, N) int32 output row of each tap and input row
 
 
-def hash_table(coords: mx.array, capacity: int | None = None) -> CoordTable:
+def hash_table(coords: mx.array, capacity: int | None = None, rows: int | None = None) -> CoordTable:
     """Table of the rows of (N, 4) int32 coordinates; of equal ones the lowest row.
 
-    capacity: slots, a power of two that is at least N; default at least 2 N.
+    capacity: slots, a power of two that is at least N; default at least 4 N. rows: the first that the bounds
+    of the coordinates are of; default all.
     """
     check_coords("coords", coords)
     n = coords.shape[0]
     if n > MAX_ROWS:
         raise CapacityError(f"coords has {n} rows, at most {MAX_ROWS} fit a table; split the input")
-    size = capacity or max(64, 1 << max(2 * n - 1, 1).bit_length())
+    # A quarter full at most: a lookup that finds nothing is over sooner.
+    size = capacity or min(max(64, 1 << max(4 * n - 1, 1).bit_length()), 1 << 31)
     if size < n or size & (size - 1):
         raise CapacityError(f"capacity {size} must be a power of two that is at least the {n} rows")
     groups = (blocks(n, MAX_THREADS), 1, 1)
-    slots, repeated = launch("coord_hash_insert", [coords], [n, size], [(size,), (8,)], groups, init=0)
-    return CoordTable(coords, slots, repeated[0])
+    dims = [n, size, n if rows is None else rows]
+    slots, status = launch("coord_hash_insert", [coords], dims, [(size,), (16,)], groups, init=0)
+    return CoordTable(coords, slots, status)
 
 
 def find_rows(table: CoordTable, queries: mx.array) -> mx.array:
@@ -94,14 +106,32 @@ def neighbour_map(
     return NeighbourMap(*launch("neighbour_map", inputs, dims, [(taps, m), (taps, n)], groups, init=-1))
 
 
-def submanifold_map(table: CoordTable, size: Triple, dilation: Triple = (1, 1, 1)) -> mx.array:
-    """Map of the table's distinct sites onto themselves, centred, odd sizes: (T, N) int32, -1 none."""
+def flipped(nbr: mx.array, rows: int) -> mx.array:
+    """A kernel map (T, M) from the other side, which has `rows` rows: (T, rows) int32, -1 none."""
+    check_array("nbr", nbr, 2, mx.int32)
+    taps, m = nbr.shape
+    groups = (blocks(m, MAX_THREADS), taps, 1)
+    return launch("flip_map", [nbr], [m, rows], [(taps, rows)], groups, init=-1)[0]
+
+
+class OwnMap(NamedTuple):
+    """A kernel map of a set onto itself, and what orders its rows by their taps (kernel_tiles.tap_tiles)."""
+
+    nbr: mx.array  # (T, N) int32 row of each tap and row, -1 where there is no pair
+    keys: mx.array  # (N,) uint32
+
+
+def submanifold_map(
+    table: CoordTable, size: Triple, dilation: Triple = (1, 1, 1), active: int | None = None
+) -> OwnMap:
+    """Map of the table's distinct sites onto themselves, centred, odd sizes. active: rows without padding."""
     n, taps = table.coords.shape[0], size[0] * size[1] * size[2]
     if taps > MAX_GRID_YZ or any(k % 2 == 0 for k in size):
         raise CapacityError(f"size must be odd on every axis and at most {MAX_GRID_YZ} taps, got {size}")
-    dims = [n, table.slots.size, *size, *dilation]
-    groups = (blocks(n, MAX_THREADS), taps // 2 + 1, 1)
-    return launch("submanifold_map", table[:2], dims, [(taps, n)], groups, init=-1)[0]
+    bit, window = tap_order(size, n if active is None else active)
+    inputs, dims = [table.coords, table.slots, bit], [n, table.slots.size, *size, *dilation, window]
+    groups = (blocks(n, MAX_THREADS), 1, 1)
+    return OwnMap(*launch("submanifold_map", inputs, dims, [(taps, n), (n,)], groups))
 
 
 def map_of_pairs(

@@ -71,18 +71,20 @@ def gather_sum(
     return launch("gather_sum", inputs, dims, [(m, channels)], row_groups(m, channels), dtype=x.dtype)[0]
 
 
-def max_pool(x: mx.array, nbr: mx.array) -> tuple[mx.array, mx.array]:
+def max_pool(x: mx.array, nbr: mx.array, *, winner: bool = True) -> tuple[mx.array, mx.array]:
     """Maximum over the pairs of each output and the first tap that attains it.
 
-    x (N, C); nbr (T, M) int32 -> (M, C) of x's dtype, 0 where there is no pair; (M, C) int32, -1 there.
+    x (N, C); nbr (T, M) int32 -> (M, C) of x's dtype, 0 where there is no pair; (M, C) int32, -1 there, or
+    nothing without `winner`.
     """
     check_array("x", x, 2)
     check_array("nbr", nbr, 2, mx.int32)
     (n, channels), (taps, m) = x.shape, nbr.shape
     shape = (m, channels)
-    dims = [n, channels, taps, m]
-    y, winner = launch("max_pool", [x, nbr], dims, [shape, shape], row_groups(*shape), dtype=x.dtype)
-    return y, winner
+    dims = [n, channels, taps, m, int(winner)]
+    shapes = [shape, shape if winner else (0, channels)]
+    y, taken = launch("max_pool", [x, nbr], dims, shapes, row_groups(*shape), dtype=x.dtype)
+    return y, taken
 
 
 def max_pool_grad(ct: mx.array, winner: mx.array, back: mx.array) -> mx.array:

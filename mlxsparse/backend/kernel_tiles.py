@@ -156,13 +156,23 @@ def _bits(size: tuple[int, ...]) -> mx.array:
     return mx.array((rank // fold).astype(np.int32))
 
 
+def tap_order(size: tuple[int, ...], active: int) -> tuple[mx.array, int]:
+    """What rows are ordered by: the sort bit of each tap of a kernel, and the rows of a window."""
+    return _bits(size), max(int(os.environ.get("MLXSPARSE_WINDOW", WINDOW)), blocks(active, WINDOWS))
+
+
 def tap_tiles(
-    nbr: mx.array, sources: int, size: tuple[int, ...] | None = None, active: int | None = None
+    nbr: mx.array,
+    sources: int,
+    size: tuple[int, ...] | None = None,
+    active: int | None = None,
+    keys: mx.array | None = None,
 ) -> TapTiles:
     """Order one side of a kernel map: nbr (T, M) int32, -1 where there is no pair.
 
     sources: rows on the other side; a larger number in nbr is no pair. size: of the kernel, its product T.
-    active: rows from here on have no pair; order and sums depend on it and not on M.
+    active: rows from here on have no pair; order and sums depend on it and not on M. keys: of a map that was
+    made with them.
     """
     check_array("nbr", nbr, 2, mx.int32)
     taps, m = nbr.shape
@@ -181,10 +191,11 @@ def tap_tiles(
     if taps == 1:  # nothing to tell apart
         order = mx.arange(m, dtype=mx.int32)
     else:
-        window = max(int(os.environ.get("MLXSPARSE_WINDOW", WINDOW)), blocks(active, WINDOWS))
-        bit = _bits(size if size is not None and int(np.prod(size)) == taps else (taps,))
-        groups = (blocks(m, MAX_THREADS), 1, 1)
-        keys = launch("tap_keys", [nbr, bit], [m, taps, window], [(m,)], groups)[0]
+        if keys is None:
+            whole = size is not None and int(np.prod(size)) == taps
+            bit, window = tap_order(size if size is not None and whole else (taps,), active)
+            groups = (blocks(m, MAX_THREADS), 1, 1)
+            keys = launch("tap_keys", [nbr, bit], [m, taps, window], [(m,)], groups)[0]
         order = mx.argsort(keys).astype(mx.int32)
     ordered = (places // 32, taps, 32) if grouped else (taps, places)
     steps = (32 * taps, 32) if grouped else (32, places)

@@ -44,12 +44,12 @@ class Kernel(NamedTuple):
     template: tuple[str, ...] = ()
 
 
-_HASH = ("coord_hash.h",)
-_ROWS = ("rows.h",)
-_SITES, _BITS = ("site_bits.h",), {"bits": _U, "before": _I, "ends": _I}
+_HASH, _ROWS = ("coord_hash.h",), ("rows.h",)
+_SITES, _BITS, _OWN = ("site_bits.h",), {"bits": _U, "before": _I, "ends": _I}, {"nbr": _I, "keys": _U}
 _SEGMENTS = ("tile.h", "stage.h", "attend.h", "block_scores.h", "segment.h")
 KERNELS: dict[str, Kernel] = {
     "bit_counts": Kernel({"bits": _U}, {"before": _I, "totals": _I}),
+    "bit_ends": Kernel({"totals": _I, "status": _U}, {"ends": _I, "found": _I}),
     "bit_sites": Kernel(_BITS, {"sites": _I}),
     "block_attend": Kernel(
         {
@@ -90,8 +90,9 @@ KERNELS: dict[str, Kernel] = {
         {"ct": _T, "x": _T, "nbr": _I, "rows": _I, "masks": _U},
         {"parts": _F}, ("tile.h",), ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES"),
     ),
-    "coord_hash_insert": Kernel({"coords": _I}, {"table": _U, "repeated": _U}, _HASH),
+    "coord_hash_insert": Kernel({"coords": _I}, {"table": _U, "status": _U}, _HASH),
     "coord_hash_lookup": Kernel({"coords": _I, "table": _U, "queries": _I}, {"rows": _I}, _HASH),
+    "flip_map": Kernel({"nbr": _I}, {"back": _I}),
     "gather_sum": Kernel(
         {"x": _T, "nbr": _I, "weight": _F, "before": _F, "after": _F}, {"y": _T}, _ROWS, ("T",)
     ),
@@ -116,12 +117,12 @@ KERNELS: dict[str, Kernel] = {
         {"x": _T, "order": _I, "ptr": _I, "weight": _F}, {"y": _F, "winner": _I}, _ROWS, ("T",)
     ),
     "site_bits": Kernel({"coords": _I}, {"bits": _U, "status": _U}, _SITES),
-    "site_map": Kernel({"coords": _I, **_BITS}, {"source": _I, "reached": _I}, _SITES),
+    "site_map": Kernel({"coords": _I, **_BITS}, {"source": _I}, _SITES),
     "site_keys": Kernel({"coords": _I}, {"keys": _L, "status": _U}),
-    "submanifold_bits": Kernel({"coords": _I, **_BITS}, {"nbr": _I}, _SITES),
-    "submanifold_map": Kernel({"coords": _I, "table": _U}, {"nbr": _I}, _HASH),
+    "submanifold_bits": Kernel({"coords": _I, **_BITS, "bit": _I}, _OWN, (*_SITES, "tap_key.h")),
+    "submanifold_map": Kernel({"coords": _I, "table": _U, "bit": _I}, _OWN, (*_HASH, "tap_key.h")),
     "sum_parts": Kernel({"parts": _F}, {"y": _T}, (), ("T",)),
-    "tap_keys": Kernel({"nbr": _I, "bit": _I}, {"keys": _U}),
+    "tap_keys": Kernel({"nbr": _I, "bit": _I}, {"keys": _U}, ("tap_key.h",)),
     "tap_tiles": Kernel({"nbr": _I, "order": _I}, {"tiled": _I, "rows": _I, "masks": _U}),
     "window_map": Kernel({"coords": _I, "order": _I, "places": _I}, {"nbr": _I, "back": _I}),
     "winner_grad": Kernel({"ct": _T, "winner": _I, "group": _I}, {"dx": _T}, _ROWS, ("T",)),

@@ -6,15 +6,16 @@ Nothing waits for the device but the checks of a new set, and the count of a cre
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from typing import TypeAlias
 
 import mlx.core as mx
 import numpy as np
 
 from ..backend import kernel_bits, kernel_coords, kernel_sites
+from ..backend.host import require_values
 from ..backend.kernel_bits import Geometry, Marked
-from ..backend.kernel_coords import NeighbourMap
 from ..backend.kernel_sites import Extent, Reached
-from ..backend.library import begin, read_ints
 from ..engine.device_map import DeviceMap, Side, submanifold
 from ..engine.index import LIMIT, build_index
 from ..engine.sorting import bounds_of
@@ -33,20 +34,17 @@ def inserted(
     validate: bool,
 ) -> Record:
     """Record of (capacity, 4) coordinates with padding past `count`, checked in one read."""
-    active = coords[:count]
+    if count == 0 or (not validate and batch_size is not None):
+        require_values(coords)
     if not validate and batch_size is not None:
         return Record(coords, count, stride, batch_size, None, spatial_shape, False)
     if count == 0:
         extent = Extent((0, 0, 0), (1, 1, 1), batch_size or 0)
         return Record(coords, 0, stride, batch_size or 0, None, spatial_shape, False, extent)
-    table = kernel_coords.hash_table(coords) if validate else None
-    found = [active.min(axis=0), active.max(axis=0)]
-    if table is not None:
-        found.append(mx.broadcast_to(table.repeated.astype(mx.int32), (4,)))
-    read = np.array(mx.stack(found))
-    ends = read[:2]
-    if validate and (_range_is_wrong(ends, batch_size, spatial_shape) or read[2, 0]):
-        rows = host_rows(active)
+    table = kernel_coords.hash_table(coords, rows=count)
+    repeated, ends = table.read()
+    if validate and (_range_is_wrong(ends, batch_size, spatial_shape) or repeated):
+        rows = host_rows(coords[:count])
         check_range(bounds_of(rows), batch_size, spatial_shape)  # the same errors as on the host
         check_duplicates(build_index(rows), rows)
         raise MLXSparseError(
@@ -55,8 +53,7 @@ def inserted(
     size = int(ends[1, 0]) + 1 if batch_size is None else batch_size
     extent = kernel_sites.extent_between(ends, size)
     record = Record(coords, count, stride, size, None, spatial_shape, False, extent)
-    if table is not None:
-        record.table = table
+    record.table = table
     return record
 
 
@@ -98,7 +95,8 @@ def derived(
     size, stride, padding, dilation = static.geometry(kernel, support)
     extent = kernel_sites.reached_extent(source.extent, size, stride, padding, dilation, forward)
     within = None if support == "parents" else bounds
-    if kernel_bits.worthwhile(extent, source.coords.shape[0]) and 0 not in (within or ()):
+    close = kernel_bits.takes(size, dilation) and 0 not in (within or ())
+    if close and kernel_bits.worthwhile(extent, source.coords.shape[0]):
         geometry = Geometry(size, stride, padding, dilation, within, forward)
         return _marked(source, extent, geometry, support, lattice, bounds, capacity)
     made: Reached | None = None
@@ -116,7 +114,6 @@ def derived(
     count = sites.shape[0]
     _check_capacity(count, capacity)
     coords = padded(sites, count, count if capacity is None else capacity)
-    begin(coords)
     record = Record(coords, count, lattice, source.batch_size, None, bounds, capacity is not None, extent)
     record.presorted = True
     if support == "parents" and made is not None:
@@ -162,14 +159,13 @@ def _marked(
     else:
         marks = kernel_bits.marked(source.coords, extent, geometry)
         levels = _levels_ahead(source, geometry.stride) if parents and capacity is None else []
-        count, outside, *counts = read_ints(marks.total, marks.outside, *(m.total for _, m in levels))
+        (count, outside), *counts = kernel_bits.counted([marks, *(m for _, m in levels)])
         _check_inside(outside, support, extent)
         ahead = None
-        for (step, further), number in reversed([*zip(levels, counts)]):
+        for (step, further), (number, _) in reversed([*zip(levels, counts)]):
             ahead = Ahead(step, further, number, ahead)
     _check_capacity(count, capacity)
     coords = kernel_bits.sites(marks, count if capacity is None else capacity)
-    begin(coords)
     record = Record(coords, count, lattice, source.batch_size, None, bounds, capacity is not None, extent)
     record.presorted, record.marks, record.ahead = True, marks, ahead
     if parents:
@@ -194,15 +190,22 @@ def _levels_ahead(source: Record, stride: Triple) -> list[tuple[Triple, Marked]]
     return levels
 
 
-def _by_bits(source: Record, target: Record, kernel: Kernel) -> NeighbourMap | None:
-    """Map of two sets of which one is there as bits, None if neither is."""
+Tables: TypeAlias = "tuple[Callable[[], mx.array], Callable[[], mx.array]]"  # of the output, the input side
+
+
+def _by_bits(source: Record, target: Record, kernel: Kernel) -> Tables | None:
+    """Map of two sets of which one is there as bits, None if neither is. The other side waits."""
+    if not kernel_bits.takes(kernel.size, kernel.dilation):
+        return None
     shape = Geometry(kernel.size, kernel.stride, kernel.padding, kernel.dilation)
+    rows_in, rows_out = source.coords.shape[0], target.coords.shape[0]
     if target.marks is not None:
-        made = target.marks._replace(geometry=shape)
-        return kernel_bits.site_map(source.coords, made, target.coords.shape[0])
+        nbr = kernel_bits.site_map(source.coords, target.marks._replace(geometry=shape), rows_out)
+        return lambda: nbr, lambda: kernel_coords.flipped(nbr, rows_in)
     if source.marks is not None:
         made = source.marks._replace(geometry=shape._replace(forward=False))
-        return kernel_bits.site_map(target.coords, made, source.coords.shape[0])
+        back = kernel_bits.site_map(target.coords, made, rows_in)
+        return lambda: kernel_coords.flipped(back, rows_out), lambda: back
     return None
 
 
@@ -213,22 +216,26 @@ def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
     known = source.windows.get(kernel.stride) if kernel.covers_once else None
     if kernel.is_centred and source is target:
         if source.marks is None:
-            made = kernel_coords.submanifold_map(source.table, kernel.size, kernel.dilation)
+            made = kernel_coords.submanifold_map(source.table, kernel.size, kernel.dilation, source.known)
         else:
-            made = kernel_bits.submanifold_map(source.coords, source.marks, kernel.size, kernel.dilation)
+            made = kernel_bits.submanifold_map(
+                source.coords, source.marks, kernel.size, kernel.dilation, source.known
+            )
             source.marks = None  # more memory than a hash table, and most sets need no other map
-        begin(made)
-        return submanifold(lambda: made, rows_in, source.active, kernel.size)
-    if known is not None and known[0]() is target:
-        found = kernel_sites.window_map(source.coords, known[1]._replace(sites=target.coords), kernel.stride)
-    else:
-        found = _by_bits(source, target, kernel) or kernel_coords.neighbour_map(
-            source.table, target.coords, kernel.size, kernel.stride, kernel.padding, kernel.dilation
-        )
-    begin(*found)
+        return submanifold(lambda: made.nbr, rows_in, source.active, kernel.size, made.keys)
+    tables = _by_bits(source, target, kernel)
+    if tables is None:
+        if known is not None and known[0]() is target:
+            sites = known[1]._replace(sites=target.coords)
+            found = kernel_sites.window_map(source.coords, sites, kernel.stride)
+        else:
+            found = kernel_coords.neighbour_map(
+                source.table, target.coords, kernel.size, kernel.stride, kernel.padding, kernel.dilation
+            )
+        tables = (lambda: found.nbr), (lambda: found.back)
     return DeviceMap(
-        Side(lambda: found.nbr, rows_in, kernel.size, target.active),
-        Side(lambda: found.back, rows_out, kernel.size, source.active),
+        Side(tables[0], rows_in, kernel.size, target.active),
+        Side(tables[1], rows_out, kernel.size, source.active),
         source.active,
         target.active,
     )

@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend import executor, fast, trace
-from ..backend.host import require_values, to_mlx, view
+from ..backend.host import to_mlx, view
 from ..engine import neighbors, supports
 from ..engine.device_map import DeviceMap
 from ..engine.index import LIMIT, build_index
@@ -88,7 +88,6 @@ class CoordinateManager:
             raise ShapeError(f"active_rows must lie in [0, {size}] (the rows of coords), got {count}")
         if mode == "kernel":
             array = cut(device.padded(array, count, size))
-            require_values(array)
             return self._key(device.inserted(array, count, lattice, batch_size, shape, validate))
         rows = view(array)
         active = rows[:count]

@@ -18,9 +18,15 @@ class Side:
     """One side of a map: the row on the other side of each tap and row."""
 
     def __init__(
-        self, make: Callable[[], mx.array], sources: int, size: tuple[int, ...], count: int | mx.array
+        self,
+        make: Callable[[], mx.array],
+        sources: int,
+        size: tuple[int, ...],
+        count: int | mx.array,
+        keys: mx.array | None = None,
     ):
         self._make = make
+        self._keys = keys  # by which tiles order the rows, where they were made with the table
         self.sources = sources  # rows on the other side
         self.size = size  # of the kernel
         self.count = count  # active rows of this side: what follows them has no pair
@@ -34,7 +40,8 @@ class Side:
     def tiles(self) -> TapTiles:
         """The table in the order that tiles use."""
         active = self.count if isinstance(self.count, int) else None
-        tiles = tap_tiles(self.table, self.sources, self.size, active)
+        tiles = tap_tiles(self.table, self.sources, self.size, active, self._keys)
+        self._keys = None
         begin(*tiles[:3])
         return tiles
 
@@ -106,10 +113,14 @@ class DeviceMap:
 
 
 def submanifold(
-    make: Callable[[], mx.array], rows: int, count: int | mx.array, size: tuple[int, ...]
+    make: Callable[[], mx.array],
+    rows: int,
+    count: int | mx.array,
+    size: tuple[int, ...],
+    keys: mx.array | None = None,
 ) -> DeviceMap:
     """Map of a set onto itself, symmetric under t -> T - 1 - t; `make` gives its table."""
-    output = Side(make, rows, size, count)
+    output = Side(make, rows, size, count, keys)
     mirrored = Side(lambda: output.table[::-1], rows, size, count)
     return DeviceMap(output, mirrored, count, count, symmetric=True)
 

@@ -44,7 +44,7 @@ def max_pool(x: mx.array, relation: Relation, rows: int) -> mx.array:
     pairs = device_map(relation, x.shape[0], rows)
 
     def forward(x: mx.array) -> mx.array:
-        return kernel_rows.max_pool(x, pairs.output.table)[0]
+        return kernel_rows.max_pool(x, pairs.output.table, winner=False)[0]
 
     def gradient(ct: mx.array, x: mx.array) -> mx.array:
         winner = kernel_rows.max_pool(x, pairs.output.table)[1]

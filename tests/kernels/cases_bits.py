@@ -6,11 +6,12 @@ import mlx.core as mx
 import numpy as np
 
 from mlxsparse.backend import kernel_bits as kb
+from mlxsparse.backend import kernel_coords as kc
 from mlxsparse.backend import kernel_sites as ks
 from mlxsparse.testing import oracle
 
 from .cases_coords import GEOMETRIES, tables, within
-from .cases_sites import extent_of
+from .cases_sites import equal_order, extent_of
 from .common import Case, equal, integers, sites, sized
 
 PADDING = np.full((3, 4), (-1, 7, 7, 7))
@@ -23,7 +24,7 @@ def mark(c: np.ndarray, geometry, bounds=None, forward: bool = True) -> tuple[mx
 
 
 def sets_and_maps() -> None:
-    c = sites(44, sized(60, 3000), sized(9, 40))
+    c = sites(44, sized(60, 500), sized(9, 20))
     # More than one stretch of 65,536 cells.
     far = np.concatenate([c, c + np.array([5, 40, 0, 0], np.int32)])
     shapes = [*GEOMETRIES, ((3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))]
@@ -34,7 +35,7 @@ def sets_and_maps() -> None:
                 wanted = within(support(used, *geometry), bounds)
                 coords, made = mark(used, geometry, bounds, forward)
                 what = f"{geometry} {bounds} {forward}"
-                assert int(made.outside) == 0 and int(made.total) == len(wanted), what
+                assert kb.counted([made]) == [(len(wanted), False)], what
                 equal(kb.sites(made, len(wanted)), wanted, what)
                 filler = np.tile([-1, 0, 0, 0], (300, 1))
                 equal(kb.sites(made, len(wanted) + 300), np.concatenate([wanted, filler]), what)
@@ -44,12 +45,12 @@ def sets_and_maps() -> None:
                 pairs = oracle.conv_pairs(*((used, wanted) if forward else (wanted, used)), *geometry)
                 n, m = len(coords), len(wanted)
                 nbr, back = tables(pairs, int(np.prod(geometry[0])), *((n, m) if forward else (m, n)))
+                near, far_side = (nbr, back) if forward else (back, nbr)
                 got = kb.site_map(coords, made, m)
-                equal(got.nbr, nbr, f"nbr {what}")
-                equal(got.back, back, f"back {what}")
-                few = m // 2
-                got = kb.site_map(coords, made, few)
-                equal(got.nbr if forward else got.back, (nbr if forward else back)[:, :few], f"few {what}")
+                equal(got, near, f"map {what}")
+                equal(kc.flipped(got, n), far_side, f"flipped map {what}")
+                equal(kc.flipped(got, n // 2), far_side[:, : n // 2], f"flipped map of fewer rows {what}")
+                equal(kb.site_map(coords, made, m // 2), near[:, : m // 2], f"few {what}")
 
 
 def tiny() -> None:
@@ -58,9 +59,9 @@ def tiny() -> None:
         geometry = ((2, 2, 1), (2, 1, 1), (0, 1, 0), (1, 1, 1))
         wanted = oracle.touched_support(c, *geometry)
         coords, made = mark(c, geometry)
-        assert int(made.total) == len(wanted)
+        assert kb.counted([made, made]) == 2 * [(len(wanted), False)]
         equal(kb.sites(made, len(wanted)), wanted, "touched")
-        assert kb.site_map(coords, made, len(wanted)).nbr.shape == (4, len(wanted))
+        assert kb.site_map(coords, made, len(wanted)).shape == (4, len(wanted))
 
 
 def outside() -> None:
@@ -68,24 +69,24 @@ def outside() -> None:
     far = np.array([[0, 0, 2**29, 0]], np.int32)
     geometry = ((1, 2, 1), (1, 2, 1), (0, 0, 0), (1, 1, 1))
     _, made = mark(far, geometry, forward=False)
-    assert int(made.outside) == 1 and int(made.total) == 0
+    assert kb.counted([made]) == [(0, True)]
     _, made = mark(np.array([[0, 0, 2**29 - 1, 0]], np.int32), geometry, forward=False)
-    assert int(made.outside) == 0 and int(made.total) == 2
+    assert kb.counted([made]) == [(2, False)]
     for low, wrong in ((-(2**30), 1), (-(2**30) + 1, 0)):
         c = integers(np.array([[0, low, 0, 0]]))
         made = kb.marked(c, ks.Extent((low, 0, 0), (2, 1, 1), 1), kb.Geometry((1, 1, 1), (1, 1, 1)))
-        assert int(made.outside) == wrong and int(made.total) == 1 - wrong
+        assert kb.counted([made]) == [(1 - wrong, bool(wrong))]
     # The first cell past the box is that of an item too many.
     c = integers(np.array([[1, 0, 0, 0]]))
     for size in (1, 2):
         made = kb.marked(c, ks.Extent((0, 0, 0), (16, 16, 1), size), kb.Geometry((1, 1, 1), (1, 1, 1)))
-        assert int(made.outside) == int(made.total == 0) == 2 - size
+        assert kb.counted([made]) == [(size - 1, size == 1)]
     c = integers(np.array([[0, 5, 5, 5], [7, 6, 6, 6]]))
     for low, span in (((6, 0, 0), (9, 9, 9)), ((0, 0, 0), (9, 5, 9)), ((0, 0, 0), (9, 9, 9))):
         made = kb.marked(c, ks.Extent(low, span, 1), kb.Geometry((1, 1, 1), (1, 1, 1)))
-        assert int(made.outside) == 1 and int(made.total) == int(low == (0, 0, 0) and span == (9, 9, 9))
-        found = kb.site_map(c, made, 1)
-        assert found.nbr.tolist() == [[0 if int(made.total) else -1]]
+        inside = low == (0, 0, 0) and span == (9, 9, 9)
+        assert kb.counted([made]) == [(int(inside), True)]
+        assert kb.site_map(c, made, 1).tolist() == [[0 if inside else -1]]
 
 
 def stretches() -> None:
@@ -94,7 +95,7 @@ def stretches() -> None:
     c = np.column_stack([0 * numbers, numbers // 4096, numbers // 64 % 64, numbers % 64]).astype(np.int32)
     coords, made = mark(c, ((1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1)))
     equal(kb.sites(made, len(c)), c, "sites")
-    equal(kb.site_map(coords, made, len(c)).nbr, np.arange(len(c))[None], "rows")
+    equal(kb.site_map(coords, made, len(c)), np.arange(len(c))[None], "rows")
 
 
 def mirrored() -> None:
@@ -106,10 +107,12 @@ def mirrored() -> None:
             p = tuple(k // 2 * e for k, e in zip(size, d))
             pairs = oracle.conv_pairs(c, c, size, (1, 1, 1), p, d)
             nbr, _ = tables(pairs, int(np.prod(size)), len(rows), len(rows))
-            equal(kb.submanifold_map(integers(rows), made, size, d), nbr, f"map {size}")
+            found = kb.submanifold_map(integers(rows), made, size, d, len(c))
+            equal(found.nbr, nbr, f"map {size}")
+            equal_order(found.keys, found.nbr, size, len(c))
             few = len(c) // 2  # marked sites without a row have no pair
             found = kb.submanifold_map(integers(c[:few]), made, size, d)
-            equal(found, np.where(nbr[:, :few] < few, nbr[:, :few], -1), f"few {size}")
+            equal(found.nbr, np.where(nbr[:, :few] < few, nbr[:, :few], -1), f"few {size}")
 
 
 def boxes() -> None:

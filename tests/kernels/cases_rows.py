@@ -68,6 +68,12 @@ def max_pool(dtype: mx.Dtype, channels: int = 5, n: int = 60) -> None:
     dx = kr.max_pool_grad(r.ct, winner, r.back)
     wanted = oracle.max_pool3d_gradient(r.coords, x64, r.ct64, *r.args, **r.where)
     close(dx[: r.n], wanted, dtype, "dx")
+    alone, nothing = kr.max_pool(x, r.nbr, winner=False)
+    equal(alone, np.array(y.astype(mx.float32) if dtype == mx.bfloat16 else y), "without winners")
+    assert nothing.size == 0
+    wide = integers(np.concatenate([np.full((37, r.nbr.shape[1]), -1), np.array(r.nbr)]))  # past 32 taps
+    wanted = np.where(np.array(winner) < 0, -1, np.array(winner) + 37)
+    equal(kr.max_pool(x, wide)[1], wanted, "winner of many")
     repeats(lambda: [*kr.max_pool(x, r.nbr), kr.max_pool_grad(r.ct, winner, r.back)])
 
 

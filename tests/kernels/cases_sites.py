@@ -7,6 +7,7 @@ import numpy as np
 
 from mlxsparse.backend import kernel_coords as kc
 from mlxsparse.backend import kernel_sites as ks
+from mlxsparse.backend import kernel_tiles as kt
 from mlxsparse.backend.library import launch
 from mlxsparse.testing import oracle
 
@@ -134,18 +135,29 @@ def mirrored() -> None:
             p = tuple(k // 2 * e for k, e in zip(size, d))
             pairs = oracle.conv_pairs(c, c, size, (1, 1, 1), p, d)
             nbr, _ = tables(pairs, int(np.prod(size)), len(padded), len(padded))
-            got = ks_map(padded, size, d)
-            equal(got, nbr, f"map {size}")
+            got = kc.submanifold_map(kc.hash_table(integers(padded)), size, d, len(c))
+            equal(got.nbr, nbr, f"map {size}")
+            equal_order(got.keys, got.nbr, size, len(c))
 
 
-def ks_map(c: np.ndarray, size, dilation) -> mx.array:
-    return kc.submanifold_map(kc.hash_table(integers(c)), size, dilation)
+def equal_order(keys: mx.array, nbr: mx.array, size, active: int) -> None:
+    """Tiles by keys that were made with the map are those by keys that are not."""
+    made = [kt.tap_tiles(nbr, nbr.shape[1], size, active, given) for given in (keys, None)]
+    for a, b in zip(*made):
+        equal(a, np.array(b), "tiles") if isinstance(a, mx.array) else None
 
 
 def repeated_rows() -> None:
     c = sites(28, sized(300, 100_000), sized(9, 60))
-    assert int(kc.hash_table(integers(c)).repeated) == 0
-    assert int(kc.hash_table(integers(np.concatenate([c, c[3:4]]))).repeated) == 1
+    far = np.array([[5, -(2**31), 2**31 - 1, 0], [0, 7, -(2**31), 2**31 - 1], [-1, 0, 0, 0]], np.int32)
+    for more, wanted in ((c[:0], False), (c[3:4], True), (far, False)):
+        rows = np.concatenate([c, more])
+        repeated, ends = kc.hash_table(integers(rows)).read()
+        assert repeated == wanted
+        equal(ends, np.stack([rows.min(axis=0), rows.max(axis=0)]), "bounds")
+    for count in (1, 2, len(c), len(c) + 2):
+        _, ends = kc.hash_table(integers(rows), rows=count).read()
+        equal(ends, np.stack([rows[:count].min(axis=0), rows[:count].max(axis=0)]), f"bounds of {count}")
 
 
 CASES: dict[str, Case] = {
