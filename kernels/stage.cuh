@@ -3,6 +3,9 @@
 template <typename T> METAL_FUNC void stage_copy16(T* to, const T* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(tile_addr(to)), "l"(from) : "memory");
 }
+template <typename T> METAL_FUNC void stage_zero16(T* to, const T* from, bool ok) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(tile_addr(to)), "l"(from), "r"(ok ? 16 : 0) : "memory");
+}
 METAL_FUNC void stage_close() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> METAL_FUNC void stage_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 METAL_FUNC uint stage_pack(__half x, __half y) {
@@ -19,6 +22,10 @@ template <typename T> METAL_FUNC void stage_put2(T* to, float x, float y, bool w
     to[0] = T(x);
     to[1] = T(y);
   }
+}
+template <typename T> METAL_FUNC void stage_pair(T* to, float x, float y) {
+  if constexpr (sizeof(T) == 2) *(uint*)to = stage_pack(T(x), T(y));
+  else *(float2*)to = make_float2(x, y);
 }
 
 // CUDA body of kernels/attend.h.

@@ -74,6 +74,12 @@ KERNELS: dict[str, Kernel] = {
     "block_softmax_grad": Kernel(
         {"ct": _T, "y": _T, "lse_ct": _F, "ptr": _I, "cols": _I}, {"dt": _F}, (), ("T",)
     ),
+    "block_tiles": Kernel(
+        {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I, "other": _I},
+        {"y": _T},
+        ("tile.h", "stage.h"),
+        ("T", "MODE", "TA", "TB", "NA", "NB", "SIDE", "BK", "STAGES", "EXACT"),
+    ),
     "candidates": Kernel({"coords": _I}, {"sites": _I, "status": _U}),
     "column_parts": Kernel({"x": _T, "ct": _T, "shift": _F, "delta": _F}, {"parts": _F}, (), ("T",)),
     "column_total": Kernel({"parts": _F}, {"total": _F}),
