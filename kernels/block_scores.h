@@ -1,9 +1,10 @@
 // Scores of block-sparse softmax and attention: what is added to them and what masks them.
 #ifndef MLXSPARSE_BLOCK_SCORES
 #define MLXSPARSE_BLOCK_SCORES
-// CUDA has two functions of these names (stage.cuh).
+// CUDA has functions of these names (stage.cuh).
 #ifndef STAGE_CUDA
 METAL_FUNC float score_exp(float x) { return exp(x); }
+METAL_FUNC float score_exp2(float x) { return exp2(x); }
 METAL_FUNC float score_log(float x) { return log(x); }
 #endif
 // A masked score is -inf, whatever it held. The flags of an addend say which of the arrays are read.

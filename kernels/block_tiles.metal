@@ -6,7 +6,7 @@
 // NA * NB + 1 pieces of op(A) and op(B).
 // in: a, b T: dense (Z, H, rows, columns) or values (Z, nnz, br, bc), stored transposed where TA, TB
 //     MODE 0, 1: G = NA or NB lines of a tile. line[groups * G] piece of a head of each, -1: none; ptr[groups + 1] entries;
-//       block[entries * G] block * parts + part, -1: none; other[entries] place along the reduced axis
+//       block[entries * G] block of each line, -1: none; other[entries] place along the reduced axis
 //     MODE 2: P = NA * NB. line[groups * (P + 1)] pieces, those of op(A) first, -1: none; ptr[groups] how many those are;
 //       block[groups * P] (block * parts + part of rows) * parts of columns + part of columns, -1: none;
 //       other[groups * P] where its pieces are: of op(A) + 256 * of op(B)
@@ -44,11 +44,13 @@ int parts = size / SIDE, oparts = MODE == 2 ? osize / SIDE : 1;
 int units = extent / SIDE, ounits = oextent / SIDE; // pieces of a head along the lines, and along the other axis
 // The piece of this simdgroup's line, and its head. Every index is kept inside the arrays.
 int unit = -1, head = 0, na = NA;
+int inside[G]; // a line's first element in its block
 if (MODE == 2) na = min(max(ptr[group], 0), NS);
 TILE_UNROLL
 for (int g = 0; g < (MODE == 2 ? 1 : G); g++) {
   int found = line[group * (MODE == 2 ? NS : G) + g];
   if (found < 0 || found >= units * heads) found = -1;
+  inside[g] = found < 0 ? 0 : found % units % parts * SIDE;
   if (g == 0 && found >= 0) head = found / units;
   if (MODE != 2 && g == (MODE == 0 ? sg / NB : sg % NB)) unit = found < 0 ? -1 : found - head * units;
 }
@@ -76,6 +78,7 @@ if (MODE != 2) {
   entries = max(0, ptr[group + 1] - first);
   depth = osize;
 }
+int places = oextent / osize;
 int chunks = (depth + BK - 1) / BK;
 int steps = entries * chunks;
 // MODE 0, 1: the blocks that are copied, and those of the next entry. MODE 2: the pieces, bits of those that exist.
@@ -130,13 +133,12 @@ for (int it = 1 - STAGES; it < steps; it++) {
       if (pc == 0) {
         live = 0u;
         place = next_place;
-        bool known = place >= 0 && place < oextent / osize;
+        bool known = place >= 0 && place < places;
         if (!known) place = 0;
         TILE_UNROLL
         for (int g = 0; g < G; g++) {
-          bool there = known && next[g] >= 0 && next[g] / parts < nnz;
-          int at = there ? next[g] : 0;
-          size_t start = size_t(at / parts) * block_size + size_t(at % parts * SIDE) * (MODE == 0 ? afree : bfree);
+          bool there = known && next[g] >= 0 && next[g] < nnz;
+          size_t start = size_t(there ? next[g] : 0) * block_size + size_t(inside[g]) * (MODE == 0 ? afree : bfree);
           from[g] = (MODE == 0 ? ap : bp) + start;
           if (there) live |= 1u << uint(g);
         }

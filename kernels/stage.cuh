@@ -1,5 +1,6 @@
 // CUDA body of kernels/stage.h (sm_80 and later). Follows tile.cuh.
 #define STAGE_CUDA 1
+#define STAGE_ROLLED _Pragma("unroll 1") // the rare way: short rather than fast
 template <typename T> METAL_FUNC void stage_copy16(T* to, const T* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(tile_addr(to)), "l"(from) : "memory");
 }
@@ -48,6 +49,27 @@ METAL_FUNC float tile_row_sum(float x) {
   x += simd_shuffle_xor(x, ushort(1));
   return x + simd_shuffle_xor(x, ushort(2));
 }
+template <typename T, int M, int K> struct tile_held {
+  uint f[K / 16][M / 16][4];
+  template <int LDA> METAL_FUNC void load(const T* a) {
+    int l = int(tile_lane());
+#pragma unroll
+    for (int k = 0; k < K / 16; k++)
+#pragma unroll
+      for (int i = 0; i < M / 16; i++) tile_ldm(f[k][i], a + (i * 16 + (l & 15)) * LDA + k * 16 + (l >> 4) * 8);
+  }
+};
+template <int LDB, typename T, int M, int N, int K, int E>
+METAL_FUNC void tile_mma_held(tile_mma<T, M, N, E>& p, tile_held<T, M, K>& a, const T* b) {
+  int l = int(tile_lane());
+#pragma unroll
+  for (int k = 0; k < K / 16; k++) {
+    uint fb[N / 16][4];
+#pragma unroll
+    for (int j = 0; j < N / 16; j++) tile_mma<T, M, N, E>::template load_b<LDB, true>(fb[j], b, 2 * j, k * 16, l);
+    tile_mma<T, M, N, E>::dots(p.c, a.f[k], fb);
+  }
+}
 // An accumulator of 16 x 16 is laid out as the left operand of the next product.
 template <int LDV, typename T, int M, int N, int D, int E>
 METAL_FUNC void tile_apply_registers(tile_mma<T, M, D, E>& o, tile_mma<T, M, N, E>& p, const T* v) {
@@ -70,6 +92,11 @@ METAL_FUNC void tile_apply_registers(tile_mma<T, M, D, E>& o, tile_mma<T, M, N, 
 
 // CUDA body of kernels/block_scores.h.
 METAL_FUNC float score_exp(float x) { return __expf(x); }
+METAL_FUNC float score_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 METAL_FUNC float score_log(float x) { return ::logf(x); }
 
 // CUDA body of kernels/segment.h.

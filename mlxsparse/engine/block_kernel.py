@@ -239,7 +239,10 @@ def attention(
 
     In one kernel where the channels fit; else through scores of the stored blocks, in float32.
     """
-    tile = kernel_blocks.attention_tile(max(q.shape[3], v.shape[3]), index.block[0], q.dtype)
+    terms = added.rpe is not None or added.q_segments is not None or added.causal is not None
+    tile = kernel_blocks.flash_tile(
+        q.shape[3], v.shape[3], index.block, scale, q.dtype, terms
+    ) or kernel_blocks.attention_tile(max(q.shape[3], v.shape[3]), index.block[0], q.dtype)
     if tile is not None and not added.packed and 0 not in (*q.shape, *k.shape, *v.shape):
         marks = kernel_blocks.block_marks(k, v, added.keys)
         lines = _lines(index, index.by_row)

@@ -46,9 +46,7 @@ def merged(side: Side, heads: int, piece: int, together: int) -> tuple[np.ndarra
     rank[order] = np.arange(groups)
     found, entry = np.unique(rank[group] * places + keys % places, return_inverse=True)
     block = np.full((len(found), together), -1, np.int64)
-    block[entry.reshape(-1), (unit % together).reshape(-1)] = (
-        side.block.astype(np.int64)[:, None] * parts + np.arange(parts)
-    ).reshape(-1)
+    block[entry.reshape(-1), (unit % together).reshape(-1)] = np.repeat(side.block, parts)
     ptr = np.concatenate(([0], np.cumsum(length[order])))
     return line[order], ptr, block, found % places
 
