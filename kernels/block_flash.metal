@@ -168,10 +168,10 @@ for (int s = 1 - STAGES; s < steps; s++) {
     }
     TILE_UNROLL
     for (int i = 0; i < p.ROWS; i++) {
-      float higher = top[i];
+      float most = -INFINITY;
       TILE_UNROLL
-      for (int j = 0; j < p.COLS; j++) higher = fmax(higher, fmax(p.get(i, j, 0), p.get(i, j, 1)) * unit);
-      higher = tile_row_max(higher);
+      for (int j = 0; j < p.COLS; j++) most = fmax(most, fmax(p.get(i, j, 0), p.get(i, j, 1)));
+      float higher = tile_row_max(fmax(top[i], most * unit));
       float safe = higher == -INFINITY ? 0.0f : higher;
       float fade = score_exp2(top[i] - safe);
       float sum = 0.0f;

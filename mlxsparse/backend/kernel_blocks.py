@@ -288,7 +288,7 @@ def block_marks(k: mx.array, v: mx.array, keys: mx.array | None) -> mx.array:
     rows = z * heads * n
     dims = [rows, d, v.shape[3], heads, n, int(keys is not None)]
     inputs = [k, v, unread() if keys is None else keys]
-    return launch("block_marks", inputs, dims, [(z, heads, n)], (blocks(rows, 8), 1, 1), dtype=k.dtype)[0]
+    return launch("block_marks", inputs, dims, [(z, heads, n)], (blocks(rows, 32), 1, 1), dtype=k.dtype)[0]
 
 
 def block_attend(
