@@ -62,12 +62,6 @@ class Sizes(NamedTuple):
     other_extent: int
 
 
-def forced() -> tuple[int, ...] | None:
-    """MLXSPARSE_BLOCK_TILES = "LINES,DENSE,BK,STAGES" for measurements, "0": block_gemm.metal."""
-    text = os.environ.get("MLXSPARSE_BLOCK_TILES")
-    return tuple(int(v) for v in text.split(",")) if text else None
-
-
 def block_tile(mode: int, sizes: Sizes, width: int, dtype: mx.Dtype, cells: int) -> BlockTile | None:
     """A tile for a product, None where block_gemm.metal is to do it. cells: stored pieces of 64 x 64.
 
@@ -79,17 +73,21 @@ def block_tile(mode: int, sizes: Sizes, width: int, dtype: mx.Dtype, cells: int)
         return None
     if sizes.size % 64 or sizes.other_size % 64:
         return None
-    found = forced()
-    if found == (0,):
+    return shape_of(mode, cells)
+
+
+def shape_of(mode: int, cells: int) -> BlockTile | None:
+    """The tile for so many stored pieces."""
+    text = os.environ.get("MLXSPARSE_BLOCK_TILES")  # "LINES,DENSE,BK,STAGES" for measurements; "0": none
+    if text == "0":
         return None
-    lines, dense, bk, stages = found or _shape(mode, cells)
+    if text:
+        lines, dense, bk, stages = (int(v) for v in text.split(","))
+    elif mode == SDD:
+        lines, dense, bk, stages = (2, 4, 32, 4) if cells >= 1024 else (1, 4, 32, 4)
+    else:
+        lines, dense, bk, stages = 2, 4, 64, 3
     return BlockTile(dense, lines, 64, bk, stages) if mode == DDS else BlockTile(lines, dense, 64, bk, stages)
-
-
-def _shape(mode: int, cells: int) -> tuple[int, ...]:
-    if mode == SDD:
-        return (2, 4, 32, 4) if cells >= 1024 else (1, 4, 32, 4)
-    return (2, 4, 64, 3)
 
 
 def block_tiles(

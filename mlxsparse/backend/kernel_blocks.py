@@ -217,7 +217,7 @@ class AttentionTile(NamedTuple):
 
 
 class FlashTile(NamedTuple):
-    """The same for block_flash.metal; steps in flight; whether queries stay in registers, addends are read."""
+    """The same for block_flash.metal; steps in flight, queries in registers or not, addends read or not."""
 
     dim: int
     bm: int
@@ -244,14 +244,15 @@ def flash_tile(
         return None
     if block[0] % 64 or block[1] % 32:
         return None
+    return flash_shape(64 if most <= 64 else 128, block[0], int(terms))
+
+
+def flash_shape(dim: int, size: int, terms: int) -> FlashTile | None:
+    """The tile for block rows of `size` elements. Measured on an H100 (docs/benchmarks/blocksparse.md)."""
     forced = os.environ.get("MLXSPARSE_FLASH_TILE")  # "BM,BN,WM,STAGES,HOLD", for measurements; "0": none
-    if forced == "0":
-        return None
     if forced:
-        return FlashTile(64 if most <= 64 else 128, *(int(v) for v in forced.split(",")), int(terms))
-    if most <= 64:
-        return FlashTile(64, 64, 64, 4, 2, 1, int(terms))
-    return FlashTile(128, 64, 64, 4, 2, 1, int(terms))
+        return None if forced == "0" else FlashTile(dim, *(int(v) for v in forced.split(",")), terms)
+    return FlashTile(dim, 64, 64, 4, 2, 1, terms)
 
 
 MAX_DIM = {2: 128, 4: 64}  # channels that a threadgroup's memory holds, by bytes of an element

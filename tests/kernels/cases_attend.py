@@ -188,8 +188,9 @@ for _name, _dtype in DTYPES.items():
         CASES[f"attend_128-{_name}"] = partial(attend, _dtype, ("padding",), (32, 64), 128, rows=1)
         for _terms, _hold, _stages in ((0, 1, 2), (1, 0, 3)):
             _tile = (32, 16, 16, 1, _stages, _hold, _terms)
+            _kinds = ALL if _terms else ("padding",)
             CASES[f"flash{'_all' * _terms}-{_name}"] = partial(
-                attend, _dtype, ALL if _terms else ("padding",), (16, 32), 24, 32, 4, 2, _terms == 0, flash=_tile
+                attend, _dtype, _kinds, (16, 32), 24, 32, 4, 2, _terms == 0, flash=_tile
             )
         if LARGE:
             CASES[f"flash_64-{_name}"] = partial(

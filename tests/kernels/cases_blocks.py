@@ -218,7 +218,9 @@ for _name, _dtype in DTYPES.items():
                 CASES[f"{_mode}_tiles{'_ta' * _ta}{'_tb' * _tb}-{_name}"] = partial(
                     tiled, _dtype, _mode, _ta, _tb, heads=sized(1, 2)
                 )
-        CASES[f"{_mode}_tiles_plain-{_name}"] = partial(tiled, _dtype, _mode, False, False, plain=True, heads=1)
+        CASES[f"{_mode}_tiles_plain-{_name}"] = partial(
+            tiled, _dtype, _mode, False, False, plain=True, heads=1
+        )
 for _mode, _shape in (("sdd", (1, 4)), ("dsd", (1, 4)), ("dsd", (4, 1)), ("dds", (4, 1)), ("dds", (1, 4))):
     CASES[f"{_mode}_tiles_{_shape[0]}x{_shape[1]}-f16"] = partial(
         tiled, mx.float16, _mode, False, False, _shape, (2, 2)
