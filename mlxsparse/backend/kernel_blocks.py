@@ -250,8 +250,11 @@ def flash_tile(
 def flash_shape(dim: int, size: int, terms: int) -> FlashTile | None:
     """The tile for block rows of `size` elements. Measured on an H100 (docs/benchmarks/blocksparse.md)."""
     forced = os.environ.get("MLXSPARSE_FLASH_TILE")  # "BM,BN,WM,STAGES,HOLD", for measurements; "0": none
+    if forced == "0":
+        return None
     if forced:
-        return None if forced == "0" else FlashTile(dim, *(int(v) for v in forced.split(",")), terms)
+        bm, bn, wm, stages, hold = (int(v) for v in forced.split(","))
+        return FlashTile(dim, bm, bn, wm, stages, hold, terms)
     return FlashTile(dim, 64, 64, 4, 2, 1, terms)
 
 

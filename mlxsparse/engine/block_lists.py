@@ -16,7 +16,8 @@ def tile_lists(index: BlockIndex, side: Side, mode: int, tile: BlockTile) -> Til
     held: TileLists | None = index.groups.get(key)
     if held is None:
         made = scattered(index, tile) if mode == SDD else merged(side, index.grid[0], tile.SIDE, key[3])
-        held = index.groups[key] = TileLists(*(integers(a.reshape(-1)) for a in made), len(made[0]))
+        line, ptr, block, other = (integers(a.reshape(-1)) for a in made)
+        held = index.groups[key] = TileLists(line, ptr, block, other, len(made[0]))
     return held
 
 
