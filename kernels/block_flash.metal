@@ -12,7 +12,7 @@ constexpr int PSIZE = ATTEND_REGISTERS && sizeof(T) == 2 ? VEC : BM * LDP;
 constexpr int KSIZE = BN * LD, STAGE = KSIZE + BN * LDV;
 constexpr int ROW = DIM / VEC; // copies of a row, rows of a pass
 constexpr int PASS = NT / ROW;
-static_assert(NT % ROW == 0 && BM % PASS == 0 && BN % PASS == 0 && STAGES >= 2, "threads copy equally often");
+static_assert(LD == LDV && NT % ROW == 0 && BM % PASS == 0 && BN % PASS == 0 && STAGES >= 2, "threads copy equally often");
 threadgroup uint4 smem[(BM * LD + STAGES * STAGE + PSIZE) * int(sizeof(T)) / 16];
 threadgroup T* qs = (threadgroup T*)smem;
 threadgroup T* kv = qs + BM * LD;
@@ -92,18 +92,25 @@ for (int s = 1 - STAGES; s < steps; s++) {
     }
     const device T* ksource = kp + (count > 0 ? size_t(from + ar) * size_t(channels) + size_t(ac) : size_t(0));
     const device T* vsource = vp + (count > 0 ? size_t(from + ar) * size_t(outs) + size_t(ac) : size_t(0));
-    threadgroup T* to = kv + put * STAGE;
-    TILE_UNROLL
-    for (int i = 0; i < BN / PASS; i++) {
-      int r = ar + i * PASS;
-      bool there = r < count && ac < channels;
-      stage_move(to + r * LD + ac, there ? ksource + size_t(i * PASS) * size_t(channels) : kp, there, wide);
-    }
-    TILE_UNROLL
-    for (int i = 0; i < BN / PASS; i++) {
-      int r = ar + i * PASS;
-      bool there = r < count && ac < outs;
-      stage_move(to + KSIZE + r * LDV + ac, there ? vsource + size_t(i * PASS) * size_t(outs) : vp, there, wide);
+    threadgroup T* to = kv + put * STAGE + ar * LD + ac;
+    if (wide) {
+      TILE_UNROLL
+      for (int i = 0; i < BN / PASS; i++) {
+        bool there = ar + i * PASS < count && ac < channels;
+        stage_zero16(to + i * PASS * LD, there ? ksource + size_t(i * PASS) * size_t(channels) : kp, there);
+      }
+      TILE_UNROLL
+      for (int i = 0; i < BN / PASS; i++) {
+        bool there = ar + i * PASS < count && ac < outs;
+        stage_zero16(to + KSIZE + i * PASS * LDV, there ? vsource + size_t(i * PASS) * size_t(outs) : vp, there);
+      }
+    } else {
+      for (int i = 0; i < BN / PASS; i++) {
+        bool there = ar + i * PASS < count && ac < channels;
+        stage_move(to + i * PASS * LD, there ? ksource + size_t(i * PASS) * size_t(channels) : kp, there, false);
+        there = ar + i * PASS < count && ac < outs;
+        stage_move(to + KSIZE + i * PASS * LDV, there ? vsource + size_t(i * PASS) * size_t(outs) : vp, there, false);
+      }
     }
   }
   stage_close();

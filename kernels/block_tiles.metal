@@ -62,7 +62,9 @@ size_t block_size = size_t(size) * size_t(osize);
 size_t item = size_t(z) * size_t(heads) + size_t(head);
 const device T* ap = a + (MODE == 0 ? size_t(z) * size_t(nnz) * block_size : item * size_t(inner) * size_t(MODE == 1 ? width : extent));
 const device T* bp = b + (MODE == 1 ? size_t(z) * size_t(nnz) * block_size : item * size_t(inner) * size_t(MODE == 0 ? width : oextent));
-bool wide = stage_aligned(ap) && stage_aligned(bp);
+bool wide = stage_aligned(ap) && stage_aligned(bp); // else plain sums at the end, slow and right
+const device T* a0 = ap;
+const device T* b0 = bp;
 // This thread's first element of a piece; a step along the free and the reduced axis.
 int ar = tid / AC, ac = tid % AC * VEC, br = tid / BC, bc = tid % BC * VEC;
 ap += size_t(ar) * size_t(lda) + size_t(ac);
@@ -80,18 +82,13 @@ if (MODE != 2) {
 }
 int places = oextent / osize;
 int chunks = (depth + BK - 1) / BK;
-int steps = entries * chunks;
+int steps = wide ? entries * chunks : 0;
 // MODE 0, 1: the blocks that are copied, and those of the next entry. MODE 2: the pieces, bits of those that exist.
 const device T* from[NS];
 int next[G], place = 0, next_place = -1;
 uint live = 0u, ring = 0u; // ring: which buffers hold a block of this simdgroup's line
 int sa = sg / NB, sb = NA + sg % NB, cell = -1;
 if (MODE == 2) {
-  cell = block[group * P + sg];
-  sa = other[group * P + sg] % 256;
-  sb = other[group * P + sg] / 256;
-  if (cell < 0 || cell / (parts * oparts) >= nnz || sa < 0 || sa >= na || sb < na || sb >= NS) cell = -1;
-  if (cell < 0) sa = sb = 0;
   TILE_UNROLL
   for (int s = 0; s < NS; s++) {
     int at = line[group * NS + s];
@@ -101,6 +98,12 @@ if (MODE == 2) {
     size_t piece = size_t(there ? at : 0) * size_t(SIDE);
     from[s] = s < na ? ap + piece * afree : bp + piece * bfree;
   }
+  cell = block[group * P + sg];
+  sa = other[group * P + sg] % 256;
+  sb = other[group * P + sg] / 256;
+  if (cell < 0 || cell / (parts * oparts) >= nnz || sa < 0 || sa >= na || sb < na || sb >= NS) cell = -1;
+  if (cell >= 0 && ((live >> uint(sa) & live >> uint(sb)) & 1u) == 0u) cell = -1;
+  if (cell < 0) sa = sb = 0;
 } else {
   TILE_UNROLL
   for (int g = 0; g < G; g++) next[g] = entries > 0 ? block[size_t(first) * size_t(G) + size_t(g)] : -1;
@@ -115,78 +118,81 @@ for (int it = 1 - STAGES; it < steps; it++) {
     stage_wait<STAGES - 2>();
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
-  if (it + STAGES - 1 < steps) {
-    int k0 = pc * BK, base = put * NS * SLOT;
-    if (MODE == 2) {
-      TILE_UNROLL
-      for (int s = 0; s < NS; s++) {
-        if ((live >> uint(s) & 1u) != 0u) {
+  // Of two simdgroups that share a core's multipliers one copies while the other multiplies.
+  for (int half = 0; half < 2; half++) {
+    if (half == (sg / 4) % 2) {
+      if (it + STAGES - 1 < steps) {
+        int k0 = pc * BK, base = put * NS * SLOT;
+        if (MODE == 2) {
           TILE_UNROLL
-          for (int c = 0; c < COPIES; c++) {
-            if (s < na) stage_move(aput + base + s * SLOT + c * AR * LDA, from[s] + size_t(c) * apass, k0 + (TA ? ar + c * AR : ac) < depth, wide);
-            else stage_move(bput + base + s * SLOT + c * BR * LDB, from[s] + size_t(c) * bpass, k0 + (TB ? bc : br + c * BR) < depth, wide);
+          for (int s = 0; s < NS; s++) {
+            if ((live >> uint(s) & 1u) != 0u) {
+              TILE_UNROLL
+              for (int c = 0; c < COPIES; c++) {
+                if (s < na) stage_zero16(aput + base + s * SLOT + c * AR * LDA, from[s] + size_t(c) * apass, k0 + (TA ? ar + c * AR : ac) < depth);
+                else stage_zero16(bput + base + s * SLOT + c * BR * LDB, from[s] + size_t(c) * bpass, k0 + (TB ? bc : br + c * BR) < depth);
+              }
+              from[s] += size_t(BK) * (s < na ? ared : bred);
+            }
           }
-          from[s] += size_t(BK) * (s < na ? ared : bred);
-        }
-      }
-    } else {
-      if (pc == 0) {
-        live = 0u;
-        place = next_place;
-        bool known = place >= 0 && place < places;
-        if (!known) place = 0;
-        TILE_UNROLL
-        for (int g = 0; g < G; g++) {
-          bool there = known && next[g] >= 0 && next[g] < nnz;
-          size_t start = size_t(there ? next[g] : 0) * block_size + size_t(inside[g]) * (MODE == 0 ? afree : bfree);
-          from[g] = (MODE == 0 ? ap : bp) + start;
-          if (there) live |= 1u << uint(g);
-        }
-        size_t start = size_t(place) * size_t(osize) * (MODE == 0 ? bred : ared) + size_t(dense0) * (MODE == 0 ? bfree : afree);
-        from[G] = (MODE == 0 ? bp : ap) + start;
-        size_t e = size_t(first + min(pe + 1, entries - 1));
-        TILE_UNROLL
-        for (int g = 0; g < G; g++) next[g] = block[e * size_t(G) + size_t(g)];
-        next_place = other[e];
-      }
-      uint mine = live >> uint(MODE == 0 ? sg / NB : sg % NB) & 1u;
-      ring = (ring & ~(1u << uint(put))) | mine << uint(put);
-      TILE_UNROLL
-      for (int s = 0; s < NA; s++) {
-        if (MODE == 1 || (live >> uint(s) & 1u) != 0u) {
-          const device T* source = MODE == 0 ? from[s < G ? s : 0] : from[G] + size_t(s * SIDE) * afree;
+        } else {
+          if (pc == 0) {
+            live = 0u;
+            place = next_place;
+            bool known = place >= 0 && place < places;
+            if (!known) place = 0;
+            TILE_UNROLL
+            for (int g = 0; g < G; g++) {
+              bool there = known && next[g] >= 0 && next[g] < nnz;
+              size_t start = size_t(there ? next[g] : 0) * block_size + size_t(inside[g]) * (MODE == 0 ? afree : bfree);
+              from[g] = (MODE == 0 ? ap : bp) + start;
+              if (there) live |= 1u << uint(g);
+            }
+            size_t start = size_t(place) * size_t(osize) * (MODE == 0 ? bred : ared) + size_t(dense0) * (MODE == 0 ? bfree : afree);
+            from[G] = (MODE == 0 ? bp : ap) + start;
+            size_t e = size_t(first + min(pe + 1, entries - 1));
+            TILE_UNROLL
+            for (int g = 0; g < G; g++) next[g] = block[e * size_t(G) + size_t(g)];
+            next_place = other[e];
+          }
+          uint mine = live >> uint(MODE == 0 ? sg / NB : sg % NB) & 1u;
+          ring = (ring & ~(1u << uint(put))) | mine << uint(put);
           TILE_UNROLL
-          for (int c = 0; c < COPIES; c++)
-            stage_move(aput + base + s * SLOT + c * AR * LDA, source + size_t(c) * apass,
-                       MODE == 0 || dense0 + s * SIDE + (TA ? ac : ar + c * AR) < width, wide);
-        }
-      }
-      TILE_UNROLL
-      for (int s = 0; s < NB; s++) {
-        if (MODE == 0 || (live >> uint(s) & 1u) != 0u) {
-          const device T* source = MODE == 1 ? from[s < G ? s : 0] : from[G] + size_t(s * SIDE) * bfree;
+          for (int s = 0; s < NA; s++) {
+            if (MODE == 1 || (live >> uint(s) & 1u) != 0u) {
+              const device T* source = MODE == 0 ? from[s < G ? s : 0] : from[G] + size_t(s * SIDE) * afree;
+              TILE_UNROLL
+              for (int c = 0; c < COPIES; c++)
+                stage_zero16(aput + base + s * SLOT + c * AR * LDA, source + size_t(c) * apass,
+                           MODE == 0 || dense0 + s * SIDE + (TA ? ac : ar + c * AR) < width);
+            }
+          }
           TILE_UNROLL
-          for (int c = 0; c < COPIES; c++)
-            stage_move(bput + base + (NA + s) * SLOT + c * BR * LDB, source + size_t(c) * bpass,
-                       MODE == 1 || dense0 + s * SIDE + (TB ? br + c * BR : bc) < width, wide);
+          for (int s = 0; s < NB; s++) {
+            if (MODE == 0 || (live >> uint(s) & 1u) != 0u) {
+              const device T* source = MODE == 1 ? from[s < G ? s : 0] : from[G] + size_t(s * SIDE) * bfree;
+              TILE_UNROLL
+              for (int c = 0; c < COPIES; c++)
+                stage_zero16(bput + base + (NA + s) * SLOT + c * BR * LDB, source + size_t(c) * bpass,
+                           MODE == 1 || dense0 + s * SIDE + (TB ? br + c * BR : bc) < width);
+            }
+          }
+          TILE_UNROLL
+          for (int g = 0; g < G; g++) from[g] += size_t(BK) * (MODE == 0 ? ared : bred);
+          from[G] += size_t(BK) * (MODE == 0 ? bred : ared);
+        }
+        pc += 1;
+        if (pc == chunks) {
+          pc = 0;
+          pe += 1;
         }
       }
-      TILE_UNROLL
-      for (int g = 0; g < G; g++) from[g] += size_t(BK) * (MODE == 0 ? ared : bred);
-      from[G] += size_t(BK) * (MODE == 0 ? bred : ared);
-    }
-    pc += 1;
-    if (pc == chunks) {
-      pc = 0;
-      pe += 1;
-    }
-  }
-  stage_close();
-  if (it >= 0) {
-    if (MODE == 2 ? cell >= 0 : (ring >> uint(get) & 1u) != 0u)
+      stage_close();
+    } else if (it >= 0 && (MODE == 2 ? cell >= 0 : (ring >> uint(get) & 1u) != 0u)) {
       acc.template mma<BK, LDA, TA != 0, LDB, TB != 0>(tiles + (get * NS + sa) * SLOT, tiles + (get * NS + sb) * SLOT);
-    get = get + 1 == STAGES ? 0 : get + 1;
+    }
   }
+  if (it >= 0) get = get + 1 == STAGES ? 0 : get + 1;
   put = put + 1 == STAGES ? 0 : put + 1;
 }
 // Results go through threadgroup memory: a simdgroup writes whole rows.
@@ -197,6 +203,35 @@ TILE_UNROLL
 for (int i = 0; i < acc.ROWS; i++) {
   TILE_UNROLL
   for (int j = 0; j < acc.COLS; j++) stage_pair(ys + acc.row(i) * LDY + acc.col(j), acc.get(i, j, 0), acc.get(i, j, 1));
+}
+if (!wide) {
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  for (int e = lane; e < SIDE * SIDE; e += 32) {
+    int m = e / SIDE, n = e % SIDE, g = MODE == 0 ? sg / NB : sg % NB;
+    float sum = 0.0f;
+    for (int t = 0; t < (MODE == 2 ? (cell < 0 ? 0 : 1) : entries); t++) {
+      size_t am = size_t(dense0 + sg / NB * SIDE + m) * afree, bn = size_t(dense0 + sg % NB * SIDE + n) * bfree;
+      bool there = MODE == 0 ? dense0 + sg % NB * SIDE + n < width : MODE == 2 || dense0 + sg / NB * SIDE + m < width;
+      if (MODE == 2) {
+        am = size_t(line[group * NS + sa] - head * units) * size_t(SIDE) * afree + size_t(m) * afree;
+        bn = size_t(line[group * NS + sb]) * size_t(SIDE) * bfree + size_t(n) * bfree;
+      } else {
+        int blk = block[size_t(first + t) * size_t(G) + size_t(g)], at = other[first + t];
+        there = there && blk >= 0 && blk < nnz && at >= 0 && at < places;
+        size_t in_block = size_t(blk) * block_size, reduced = size_t(at) * size_t(osize);
+        if (MODE == 0) {
+          am = in_block + size_t(inside[g] + m) * afree;
+          bn += reduced * bred;
+        } else {
+          bn = in_block + size_t(inside[g] + n) * bfree;
+          am += reduced * ared;
+        }
+      }
+      if (there)
+        for (int k = 0; k < depth; k++) sum += float(a0[am + size_t(k) * ared]) * float(b0[bn + size_t(k) * bred]);
+    }
+    ys[m * LDY + n] = T(sum);
+  }
 }
 simdgroup_barrier(mem_flags::mem_threadgroup);
 size_t to = 0, ldy = 0;

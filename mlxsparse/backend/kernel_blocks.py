@@ -6,6 +6,7 @@ rounded once; the same input gives the same bits.
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import NamedTuple
 
@@ -255,6 +256,8 @@ def flash_shape(dim: int, size: int, terms: int) -> FlashTile | None:
     if forced:
         bm, bn, wm, stages, hold = (int(v) for v in forced.split(","))
         return FlashTile(dim, bm, bn, wm, stages, hold, terms)
+    if size % 128 == 0:
+        return FlashTile(dim, 128, 64, 4 if dim == 64 else 8, 2, 1, terms)
     return FlashTile(dim, 64, 64, 4, 2, 1, terms)
 
 
@@ -295,6 +298,11 @@ def block_marks(k: mx.array, v: mx.array, keys: mx.array | None) -> mx.array:
     return launch("block_marks", inputs, dims, [(z, heads, n)], (blocks(rows, 32), 1, 1), dtype=k.dtype)[0]
 
 
+@functools.lru_cache(maxsize=64)
+def _factor(scale: float) -> mx.array:
+    return mx.array([scale] * SMALL, dtype=mx.float32)
+
+
 def block_attend(
     q: mx.array,
     k: mx.array,
@@ -313,7 +321,7 @@ def block_attend(
     key_heads, outs = k.shape[1], v.shape[3]
     kind, zb, hb, _, _, ids, causal, offset = addends.sizes()
     sizes = [lines.lines, lines.size, lines.other_size, m, lines.other_extent, heads, key_heads, layout_heads]
-    factor = mx.array([scale], dtype=mx.float32)
+    factor = _factor(scale)
     bias = unread() if addends.bias is None else addends.bias
     flash = isinstance(tile, FlashTile)
     y, lse = launch(
