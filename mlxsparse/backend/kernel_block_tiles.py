@@ -84,9 +84,9 @@ def shape_of(mode: int, cells: int) -> BlockTile | None:
     if text:
         lines, dense, bk, stages = (int(v) for v in text.split(","))
     elif mode == SDD:
-        lines, dense, bk, stages = (2, 4, 32, 4) if cells >= 1024 else (1, 4, 32, 4)
+        lines, dense, bk, stages = 1, 4, 64, 2
     else:
-        lines, dense, bk, stages = 2, 4, 64, 3
+        lines, dense, bk, stages = 1, 4, 32, 4
     return BlockTile(dense, lines, 64, bk, stages) if mode == DDS else BlockTile(lines, dense, 64, bk, stages)
 
 

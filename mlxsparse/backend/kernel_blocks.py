@@ -227,9 +227,10 @@ class FlashTile(NamedTuple):
     stages: int
     hold: int
     terms: int = 0
+    fit: int = 0  # threadgroups that a core shall hold
 
     def sizes(self) -> dict[str, int]:
-        return {name.upper(): value for name, value in self._asdict().items()}
+        return {name.upper(): value for name, value in self._asdict().items() if name != "fit"}
 
     def group_bytes(self, itemsize: int) -> int:
         row = self.dim + 16 // itemsize
@@ -250,12 +251,12 @@ def flash_tile(
 
 def flash_shape(dim: int, size: int, terms: int) -> FlashTile | None:
     """The tile for block rows of `size` elements. Measured on an H100 (docs/benchmarks/blocksparse.md)."""
-    forced = os.environ.get("MLXSPARSE_FLASH_TILE")  # "BM,BN,WM,STAGES,HOLD", for measurements; "0": none
+    forced = os.environ.get("MLXSPARSE_FLASH_TILE")  # "BM,BN,WM,STAGES,HOLD,FIT", to measure; "0": none
     if forced == "0":
         return None
     if forced:
-        bm, bn, wm, stages, hold = (int(v) for v in forced.split(","))
-        return FlashTile(dim, bm, bn, wm, stages, hold, terms)
+        bm, bn, wm, stages, hold, fit = (int(v) for v in forced.split(","))
+        return FlashTile(dim, bm, bn, wm, stages, hold, terms, fit)
     if size % 128 == 0:
         return FlashTile(dim, 128, 64, 4 if dim == 64 else 8, 2, 1, terms)
     return FlashTile(dim, 64, 64, 4, 2, 1, terms)
@@ -333,6 +334,7 @@ def block_attend(
         32 * tile.wm,
         dtype=q.dtype,
         group_bytes=tile.group_bytes(q.dtype.size) if isinstance(tile, FlashTile) else 0,
+        fit=tile.fit if isinstance(tile, FlashTile) else 0,
         **tile.sizes(),
         **({} if flash else {"EXACT": fp32_mode(q.dtype)}),
     )
