@@ -97,12 +97,12 @@ for (int s = 1 - STAGES; s < steps; s++) {
       TILE_UNROLL
       for (int i = 0; i < BN / PASS; i++) {
         bool there = ar + i * PASS < count && ac < channels;
-        stage_zero16(to + i * PASS * LD, there ? ksource + size_t(i * PASS) * size_t(channels) : kp, there);
+        stage_zero16<false>(to + i * PASS * LD, there ? ksource + size_t(i * PASS) * size_t(channels) : kp, there);
       }
       TILE_UNROLL
       for (int i = 0; i < BN / PASS; i++) {
         bool there = ar + i * PASS < count && ac < outs;
-        stage_zero16(to + KSIZE + i * PASS * LDV, there ? vsource + size_t(i * PASS) * size_t(outs) : vp, there);
+        stage_zero16<false>(to + KSIZE + i * PASS * LDV, there ? vsource + size_t(i * PASS) * size_t(outs) : vp, there);
       }
     } else {
       for (int i = 0; i < BN / PASS; i++) {

@@ -13,7 +13,7 @@
 //     dims = {groups, nnz, line size, other size, line extent, other extent, dense width, heads}: as of block_gemm.metal
 // out: y T: (Z, H, M, N) or (Z, nnz, br, bc).
 // grid (groups, MODE 0: ceil(width / (NB * SIDE)), 1: ceil(width / (NA * SIDE)), 2: 1, Z); threads 32 * NA * NB
-// template: T; MODE, TA, TB; NA, NB, SIDE, BK, STAGES; EXACT (tile.h)
+// template: T; MODE, TA, TB; NA, NB, SIDE, BK, STAGES; KEEP: what is read stays in L1 (CUDA); EXACT (tile.h)
 constexpr int P = NA * NB;
 constexpr int NT = 32 * P;
 constexpr int VEC = 16 / int(sizeof(T));
@@ -129,8 +129,8 @@ for (int it = 1 - STAGES; it < steps; it++) {
             if ((live >> uint(s) & 1u) != 0u) {
               TILE_UNROLL
               for (int c = 0; c < COPIES; c++) {
-                if (s < na) stage_zero16(aput + base + s * SLOT + c * AR * LDA, from[s] + size_t(c) * apass, k0 + (TA ? ar + c * AR : ac) < depth);
-                else stage_zero16(bput + base + s * SLOT + c * BR * LDB, from[s] + size_t(c) * bpass, k0 + (TB ? bc : br + c * BR) < depth);
+                if (s < na) stage_zero16<KEEP != 0>(aput + base + s * SLOT + c * AR * LDA, from[s] + size_t(c) * apass, k0 + (TA ? ar + c * AR : ac) < depth);
+                else stage_zero16<KEEP != 0>(bput + base + s * SLOT + c * BR * LDB, from[s] + size_t(c) * bpass, k0 + (TB ? bc : br + c * BR) < depth);
               }
               from[s] += size_t(BK) * (s < na ? ared : bred);
             }
@@ -163,7 +163,7 @@ for (int it = 1 - STAGES; it < steps; it++) {
               const device T* source = MODE == 0 ? from[s < G ? s : 0] : from[G] + size_t(s * SIDE) * afree;
               TILE_UNROLL
               for (int c = 0; c < COPIES; c++)
-                stage_zero16(aput + base + s * SLOT + c * AR * LDA, source + size_t(c) * apass,
+                stage_zero16<KEEP != 0>(aput + base + s * SLOT + c * AR * LDA, source + size_t(c) * apass,
                            MODE == 0 || dense0 + s * SIDE + (TA ? ac : ar + c * AR) < width);
             }
           }
@@ -173,7 +173,7 @@ for (int it = 1 - STAGES; it < steps; it++) {
               const device T* source = MODE == 1 ? from[s < G ? s : 0] : from[G] + size_t(s * SIDE) * bfree;
               TILE_UNROLL
               for (int c = 0; c < COPIES; c++)
-                stage_zero16(bput + base + (NA + s) * SLOT + c * BR * LDB, source + size_t(c) * bpass,
+                stage_zero16<KEEP != 0>(bput + base + (NA + s) * SLOT + c * BR * LDB, source + size_t(c) * bpass,
                            MODE == 1 || dense0 + s * SIDE + (TB ? br + c * BR : bc) < width);
             }
           }

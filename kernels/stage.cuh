@@ -4,8 +4,10 @@
 template <typename T> METAL_FUNC void stage_copy16(T* to, const T* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(tile_addr(to)), "l"(from) : "memory");
 }
-template <typename T> METAL_FUNC void stage_zero16(T* to, const T* from, bool ok) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(tile_addr(to)), "l"(from), "r"(ok ? 16 : 0) : "memory");
+template <bool KEEP, typename T> METAL_FUNC void stage_zero16(T* to, const T* from, bool ok) {
+  if constexpr (KEEP)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(tile_addr(to)), "l"(from), "r"(ok ? 16 : 0) : "memory");
+  else asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(tile_addr(to)), "l"(from), "r"(ok ? 16 : 0) : "memory");
 }
 METAL_FUNC void stage_close() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> METAL_FUNC void stage_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }

@@ -13,7 +13,7 @@
 template <typename T> METAL_FUNC void stage_copy16(threadgroup T* to, const device T* from) {
   *(threadgroup uint4*)to = *(const device uint4*)from;
 }
-template <typename T> METAL_FUNC void stage_zero16(threadgroup T* to, const device T* from, bool ok) {
+template <bool KEEP, typename T> METAL_FUNC void stage_zero16(threadgroup T* to, const device T* from, bool ok) {
   *(threadgroup uint4*)to = ok ? *(const device uint4*)from : uint4(0);
 }
 template <typename T> METAL_FUNC void stage_pair(threadgroup T* to, float x, float y) {
@@ -37,7 +37,7 @@ template <typename T> METAL_FUNC void stage_fetch(threadgroup T* to, const devic
 }
 template <typename T> METAL_FUNC void stage_move(threadgroup T* to, const device T* from, bool ok, bool wide) {
   if (wide) {
-    stage_zero16(to, from, ok);
+    stage_zero16<false>(to, from, ok);
   } else {
     STAGE_ROLLED
     for (int i = 0; i < 16 / int(sizeof(T)); i++) to[i] = ok ? from[i] : T(0.0f);

@@ -23,6 +23,7 @@ class BlockTile(NamedTuple):
     SIDE: int
     BK: int
     STAGES: int
+    KEEP: int = 0
 
     def pieces(self, mode: int) -> int:
         """Pieces that a step copies."""
@@ -78,16 +79,18 @@ def block_tile(mode: int, sizes: Sizes, width: int, dtype: mx.Dtype, cells: int)
 
 def shape_of(mode: int, cells: int) -> BlockTile | None:
     """The tile for so many stored pieces."""
-    text = os.environ.get("MLXSPARSE_BLOCK_TILES")  # "LINES,DENSE,BK,STAGES" for measurements; "0": none
+    text = os.environ.get("MLXSPARSE_BLOCK_TILES")  # "LINES,DENSE,BK,STAGES,KEEP", to measure; "0": none
+    keep = 0
     if text == "0":
         return None
     if text:
-        lines, dense, bk, stages = (int(v) for v in text.split(","))
+        lines, dense, bk, stages, keep = (int(v) for v in text.split(","))
     elif mode == SDD:
         lines, dense, bk, stages = 1, 4, 64, 2
     else:
         lines, dense, bk, stages = 1, 4, 32, 4
-    return BlockTile(dense, lines, 64, bk, stages) if mode == DDS else BlockTile(lines, dense, 64, bk, stages)
+    na, nb = (dense, lines) if mode == DDS else (lines, dense)
+    return BlockTile(na, nb, 64, bk, stages, keep)
 
 
 def block_tiles(

@@ -73,7 +73,7 @@ KERNELS: dict[str, Kernel] = {
     ),
     "block_tiles": Kernel(
         {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I, "other": _I}, {"y": _T}, _BLOCK,
-        ("T", "MODE", "TA", "TB", "NA", "NB", "SIDE", "BK", "STAGES", "EXACT"),
+        ("T", "MODE", "TA", "TB", "NA", "NB", "SIDE", "BK", "STAGES", "KEEP", "EXACT"),
     ),
     "candidates": Kernel({"coords": _I}, {"sites": _I, "status": _U}),
     "column_parts": Kernel({"x": _T, "ct": _T, "shift": _F, "delta": _F}, {"parts": _F}, (), ("T",)),
