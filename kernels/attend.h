@@ -3,6 +3,8 @@
 //   tile_fade(t, i, f)        row i *= f
 //   tile_row_max, tile_row_sum(x)   over the lanes that hold one row
 //   tile_apply<LDP, LDV>(o, p, ps, v)   o (M x D) += p (M x N) * v (N x D); ps: threadgroup memory for p, M x LDP
+//   tile_held<T, M, K>        M x K of 16 bits that stay in registers; .load<LDA>(a) from threadgroup memory, [m][k]
+//   tile_mma_held<LDB>(p, a, b)   p (M x N) += a (M x K) * b, stored [n][k]
 //   ATTEND_REGISTERS: p of 16 bits goes through registers, ps is not used
 #ifndef MLXSPARSE_ATTEND
 #define MLXSPARSE_ATTEND
@@ -16,6 +18,27 @@ template <typename T, int M, int N, int E> METAL_FUNC void tile_fade(thread tile
   for (int j = 0; j < N / 8; j++) {
     t.c[i * (N / 8) + j].thread_elements()[0] *= f;
     t.c[i * (N / 8) + j].thread_elements()[1] *= f;
+  }
+}
+template <typename T, int M, int K> struct tile_held {
+  simdgroup_matrix<T, 8, 8> f[M * K / 64];
+  template <int LDA> METAL_FUNC void load(const threadgroup T* a) {
+    TILE_UNROLL
+    for (int i = 0; i < M * K / 64; i++) simdgroup_load(f[i], a + i % (M / 8) * 8 * LDA + i / (M / 8) * 8, LDA);
+  }
+};
+template <int LDB, typename T, int M, int N, int K, int E>
+METAL_FUNC void tile_mma_held(thread tile_mma<T, M, N, E>& p, thread tile_held<T, M, K>& a, const threadgroup T* b) {
+  TILE_UNROLL
+  for (int k = 0; k < K / 8; k++) {
+    TILE_UNROLL
+    for (int j = 0; j < N / 8; j++) {
+      simdgroup_matrix<T, 8, 8> fb;
+      simdgroup_load(fb, b + j * 8 * LDB + k * 8, LDB, ulong2(0), true);
+      TILE_UNROLL
+      for (int i = 0; i < M / 8; i++)
+        simdgroup_multiply_accumulate(p.c[i * (N / 8) + j], a.f[k * (M / 8) + i], fb, p.c[i * (N / 8) + j]);
+    }
   }
 }
 METAL_FUNC float tile_row_max(float x) {

@@ -1,7 +1,13 @@
 // CUDA body of kernels/stage.h (sm_80 and later). Follows tile.cuh.
 #define STAGE_CUDA 1
+#define STAGE_ROLLED _Pragma("unroll 1") // the rare way: short rather than fast
 template <typename T> METAL_FUNC void stage_copy16(T* to, const T* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(tile_addr(to)), "l"(from) : "memory");
+}
+template <bool KEEP, typename T> METAL_FUNC void stage_zero16(T* to, const T* from, bool ok) {
+  if constexpr (KEEP)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(tile_addr(to)), "l"(from), "r"(ok ? 16 : 0) : "memory");
+  else asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(tile_addr(to)), "l"(from), "r"(ok ? 16 : 0) : "memory");
 }
 METAL_FUNC void stage_close() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> METAL_FUNC void stage_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
@@ -19,6 +25,10 @@ template <typename T> METAL_FUNC void stage_put2(T* to, float x, float y, bool w
     to[0] = T(x);
     to[1] = T(y);
   }
+}
+template <typename T> METAL_FUNC void stage_pair(T* to, float x, float y) {
+  if constexpr (sizeof(T) == 2) *(uint*)to = stage_pack(T(x), T(y));
+  else *(float2*)to = make_float2(x, y);
 }
 
 // CUDA body of kernels/attend.h.
@@ -40,6 +50,27 @@ METAL_FUNC float tile_row_max(float x) {
 METAL_FUNC float tile_row_sum(float x) {
   x += simd_shuffle_xor(x, ushort(1));
   return x + simd_shuffle_xor(x, ushort(2));
+}
+template <typename T, int M, int K> struct tile_held {
+  uint f[K / 16][M / 16][4];
+  template <int LDA> METAL_FUNC void load(const T* a) {
+    int l = int(tile_lane());
+#pragma unroll
+    for (int k = 0; k < K / 16; k++)
+#pragma unroll
+      for (int i = 0; i < M / 16; i++) tile_ldm(f[k][i], a + (i * 16 + (l & 15)) * LDA + k * 16 + (l >> 4) * 8);
+  }
+};
+template <int LDB, typename T, int M, int N, int K, int E>
+METAL_FUNC void tile_mma_held(tile_mma<T, M, N, E>& p, tile_held<T, M, K>& a, const T* b) {
+  int l = int(tile_lane());
+#pragma unroll
+  for (int k = 0; k < K / 16; k++) {
+    uint fb[N / 16][4];
+#pragma unroll
+    for (int j = 0; j < N / 16; j++) tile_mma<T, M, N, E>::template load_b<LDB, true>(fb[j], b, 2 * j, k * 16, l);
+    tile_mma<T, M, N, E>::dots(p.c, a.f[k], fb);
+  }
 }
 // An accumulator of 16 x 16 is laid out as the left operand of the next product.
 template <int LDV, typename T, int M, int N, int D, int E>
@@ -63,6 +94,11 @@ METAL_FUNC void tile_apply_registers(tile_mma<T, M, D, E>& o, tile_mma<T, M, N, 
 
 // CUDA body of kernels/block_scores.h.
 METAL_FUNC float score_exp(float x) { return __expf(x); }
+METAL_FUNC float score_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 METAL_FUNC float score_log(float x) { return ::logf(x); }
 
 // CUDA body of kernels/segment.h.

@@ -6,6 +6,7 @@ rounded once; the same input gives the same bits.
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import mlx.core as mx
 
 from ..errors import MLXSparseError
 from .kernel_conv import FP32_MODES
-from .library import SMALL, blocks, check_array, filled, launch, numbers, unread
+from .library import SMALL, blocks, check_array, filled, launch, numbers, on_cuda, unread
 
 DSD, DDS, SDD = 0, 1, 2
 
@@ -59,10 +60,6 @@ def fp32_mode(dtype: mx.Dtype) -> int:
     if mode not in FP32_MODES:
         raise MLXSparseError(f'MLXSPARSE_FP32 must be "near", "exact" or "tf32", got {mode!r}')
     return FP32_MODES[mode] if dtype == mx.float32 else 0
-
-
-def on_cuda() -> bool:
-    return bool(getattr(mx, "cuda", None) and mx.cuda.is_available())
 
 
 def tile_of(mode: int, size: int, dtype: mx.Dtype, turned: bool, cuda: bool | None = None) -> Tile:
@@ -220,6 +217,51 @@ class AttentionTile(NamedTuple):
         return {name.upper(): value for name, value in self._asdict().items()}
 
 
+class FlashTile(NamedTuple):
+    """The same for block_flash.metal; steps in flight, queries in registers or not, addends read or not."""
+
+    dim: int
+    bm: int
+    bn: int
+    wm: int
+    stages: int
+    hold: int
+    terms: int = 0
+    fit: int = 0  # threadgroups that a core shall hold
+
+    def sizes(self) -> dict[str, int]:
+        return {name.upper(): value for name, value in self._asdict().items() if name != "fit"}
+
+    def group_bytes(self, itemsize: int) -> int:
+        row = self.dim + 16 // itemsize
+        return ((self.bm + 2 * self.stages * self.bn) * row + 16 // itemsize) * itemsize
+
+
+def flash_tile(
+    d: int, dv: int, block: tuple[int, int], scale: float, dtype: mx.Dtype, terms: bool
+) -> FlashTile | None:
+    """A tile of block_flash.metal, None where block_attend.metal is to do it."""
+    most = max(d, dv)
+    if not on_cuda() or dtype == mx.float32 or most > MAX_DIM[2] or d % 8 or dv % 8 or not scale > 0:
+        return None
+    if block[0] % 64 or block[1] % 32:
+        return None
+    return flash_shape(64 if most <= 64 else 128, block[0], int(terms))
+
+
+def flash_shape(dim: int, size: int, terms: int) -> FlashTile | None:
+    """The tile for block rows of `size` elements. Measured on an H100 (docs/benchmarks/blocksparse.md)."""
+    forced = os.environ.get("MLXSPARSE_FLASH_TILE")  # "BM,BN,WM,STAGES,HOLD,FIT", to measure; "0": none
+    if forced == "0":
+        return None
+    if forced:
+        bm, bn, wm, stages, hold, fit = (int(v) for v in forced.split(","))
+        return FlashTile(dim, bm, bn, wm, stages, hold, terms, fit)
+    if size % 128 == 0:
+        return FlashTile(dim, 128, 64, 4 if dim == 64 else 8, 2, 1, terms)
+    return FlashTile(dim, 64, 64, 4, 2, 1, terms)
+
+
 MAX_DIM = {2: 128, 4: 64}  # channels that a threadgroup's memory holds, by bytes of an element
 
 
@@ -254,7 +296,12 @@ def block_marks(k: mx.array, v: mx.array, keys: mx.array | None) -> mx.array:
     rows = z * heads * n
     dims = [rows, d, v.shape[3], heads, n, int(keys is not None)]
     inputs = [k, v, unread() if keys is None else keys]
-    return launch("block_marks", inputs, dims, [(z, heads, n)], (blocks(rows, 8), 1, 1), dtype=k.dtype)[0]
+    return launch("block_marks", inputs, dims, [(z, heads, n)], (blocks(rows, 32), 1, 1), dtype=k.dtype)[0]
+
+
+@functools.lru_cache(maxsize=64)
+def _factor(scale: float) -> mx.array:
+    return mx.array([scale] * SMALL, dtype=mx.float32)
 
 
 def block_attend(
@@ -266,7 +313,7 @@ def block_attend(
     addends: Addends,
     lines: Lines,
     layout_heads: int,
-    tile: AttentionTile,
+    tile: AttentionTile | FlashTile,
 ) -> tuple[mx.array, mx.array]:
     """(out (Z, H, M, DV) of q's dtype, lse (Z, H, M) float32); the bias is not packed, keys are `marks`."""
     for name, a in (("q", q), ("k", k), ("v", v)):
@@ -275,17 +322,20 @@ def block_attend(
     key_heads, outs = k.shape[1], v.shape[3]
     kind, zb, hb, _, _, ids, causal, offset = addends.sizes()
     sizes = [lines.lines, lines.size, lines.other_size, m, lines.other_extent, heads, key_heads, layout_heads]
-    factor = mx.array([scale], dtype=mx.float32)
+    factor = _factor(scale)
     bias = unread() if addends.bias is None else addends.bias
+    flash = isinstance(tile, FlashTile)
     y, lse = launch(
-        "block_attend",
+        "block_flash" if flash else "block_attend",
         [q, k, v, marks, factor, bias, *addends.ids(), lines.ptr, lines.other],
         [*sizes, lines.nnz, d, outs, kind, zb, hb, ids, causal, offset],
         [(z, heads, m, outs), (z, heads, m)],
         (lines.lines * blocks(lines.size, tile.bm), heads, z),
         32 * tile.wm,
         dtype=q.dtype,
+        group_bytes=tile.group_bytes(q.dtype.size) if isinstance(tile, FlashTile) else 0,
+        fit=tile.fit if isinstance(tile, FlashTile) else 0,
         **tile.sizes(),
-        EXACT=fp32_mode(q.dtype),
+        **({} if flash else {"EXACT": fp32_mode(q.dtype)}),
     )
     return y, lse

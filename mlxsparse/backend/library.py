@@ -46,26 +46,23 @@ class Kernel(NamedTuple):
 
 _HASH, _ROWS = ("coord_hash.h",), ("rows.h",)
 _SITES, _BITS, _OWN = ("site_bits.h",), {"bits": _U, "before": _I, "ends": _I}, {"nbr": _I, "keys": _U}
-_SEGMENTS = ("tile.h", "stage.h", "attend.h", "block_scores.h", "segment.h")
+_BLOCK, _ATTEND = ("tile.h", "stage.h"), ("tile.h", "stage.h", "attend.h", "block_scores.h")
+_QKV = {"q": _T, "k": _T, "v": _T, "marks": _F, "scale": _F, "bias": _F}
+_QKV |= {"q_ids": _I, "k_ids": _I, "ptr": _I, "other": _I}
+_SEGMENTS = (*_ATTEND, "segment.h")
 KERNELS: dict[str, Kernel] = {
     "bit_counts": Kernel({"bits": _U}, {"before": _I, "totals": _I}),
     "bit_ends": Kernel({"totals": _I, "status": _U}, {"ends": _I, "found": _I}),
     "bit_sites": Kernel(_BITS, {"sites": _I}),
-    "block_attend": Kernel(
-        {
-            "q": _T, "k": _T, "v": _T, "marks": _F, "scale": _F, "bias": _F,
-            "q_ids": _I, "k_ids": _I, "ptr": _I, "other": _I,
-        },
-        {"y": _T, "lse": _F},
-        ("tile.h", "stage.h", "attend.h", "block_scores.h"),
-        ("T", "DIM", "BM", "BN", "WM", "EXACT"),
+    "block_attend": Kernel(_QKV, {"y": _T, "lse": _F}, _ATTEND, ("T", "DIM", "BM", "BN", "WM", "EXACT")),
+    "block_flash": Kernel(
+        _QKV, {"y": _T, "lse": _F}, _ATTEND, ("T", "DIM", "BM", "BN", "WM", "STAGES", "HOLD", "TERMS")
     ),
     "block_gemm": Kernel(
-        {"a": _T, "b": _T, "ptr": _I, "block": _I, "other": _I},
-        {"y": _T}, ("tile.h", "stage.h"),
+        {"a": _T, "b": _T, "ptr": _I, "block": _I, "other": _I}, {"y": _T}, _BLOCK,
         ("T", "MODE", "TA", "TB", "BM", "BN", "WM", "WN", "SUB", "STAGES", "EXACT"),
     ),
-    "block_marks": Kernel({"k": _T, "v": _T, "keys": _F}, {"marks": _F}, (), ("T",)),
+    "block_marks": Kernel({"k": _T, "v": _T, "keys": _F}, {"marks": _F}, ("block_scores.h",), ("T",)),
     "block_softmax": Kernel(
         {"x": _T, "scale": _F, "bias": _F, "keys": _F, "pairs": _F, "q_ids": _I, "k_ids": _I,
          "ptr": _I, "cols": _I},
@@ -73,6 +70,10 @@ KERNELS: dict[str, Kernel] = {
     ),
     "block_softmax_grad": Kernel(
         {"ct": _T, "y": _T, "lse_ct": _F, "ptr": _I, "cols": _I}, {"dt": _F}, (), ("T",)
+    ),
+    "block_tiles": Kernel(
+        {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I, "other": _I}, {"y": _T}, _BLOCK,
+        ("T", "MODE", "TA", "TB", "NA", "NB", "SIDE", "BK", "STAGES", "KEEP", "EXACT"),
     ),
     "candidates": Kernel({"coords": _I}, {"sites": _I, "status": _U}),
     "column_parts": Kernel({"x": _T, "ct": _T, "shift": _F, "delta": _F}, {"parts": _F}, (), ("T",)),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..backend import fast_blocks
 from ..backend.host import parallel, scratch
 from .block_index import BlockIndex, Side
 
@@ -82,9 +83,16 @@ def times(values: np.ndarray, side: Side, dense: np.ndarray, out: np.ndarray) ->
     """
     batch, _, _, width = dense.shape
     dense = whole_blocks(dense, side.other_size)
+    plan = side.plan
+    small = values.size * width < SMALL_WORK
+    if not small and fast_blocks.fits(side.size, side.size * len(side.ptr) / max(1, len(plan)), width):
+        heads = len(side.ptr) // side.lines
+        lines = np.arange(heads)[:, None] * side.lines + np.arange(side.lines + 1)
+        sizes = (side.size, side.other_size, side.other_extent)
+        fast_blocks.times(values, not side.by_row, side.ptr[lines], side.block, side.other, sizes, dense, out)
+        return
     panels = -(-width // PANEL) if width > 1.5 * PANEL else 1
     parts = _panelled(dense, panels) if panels > 1 and dense.strides[3] == dense.itemsize else None
-    plan = side.plan
 
     def work(task: int) -> None:
         rest, at = divmod(task, len(plan))
@@ -94,7 +102,6 @@ def times(values: np.ndarray, side: Side, dense: np.ndarray, out: np.ndarray) ->
         matrix = dense[z, head][:, left:right] if parts is None else parts[panel][z, head]
         _one_run(values[z], side, plan[at], matrix, out[z, head, :, left:right])
 
-    small = values.size * width < SMALL_WORK
     parallel(work, batch * panels * len(plan), blas=True, small=small)
 
 

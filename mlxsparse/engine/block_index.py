@@ -92,7 +92,7 @@ class BlockIndex:
     ):
         self.grid, self.block, self.shape = grid, block, shape
         self.heads, self.rows, self.cols = heads, rows, cols
-        self.groups: dict[tuple[int, int], Any] = {}  # sdd_groups of block_kernel, with_heads
+        self.groups: dict[tuple[int, ...], Any] = {}  # sdd_groups, tile_lists, with_heads
 
     @property
     def nnz(self) -> int:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import numpy as np
 
-from ..backend import kernel_blocks
+from ..backend import kernel_block_tiles, kernel_blocks
+from ..backend.kernel_block_tiles import Sizes
 from ..backend.kernel_blocks import DDS, DSD, SDD, Addends, Lines, Tile
 from ..backend.kernel_conv import FP32_MODES, fp32_mode
 from ..backend.library import blocks, filled
 from .block_index import BlockIndex, Side
+from .block_lists import tile_lists
 from .tables import integers
 
 if TYPE_CHECKING:
@@ -67,12 +69,28 @@ def sdd_groups(index: BlockIndex, per_group: int, sub: int) -> Lines:
     return held
 
 
+def _tiled(
+    mode: int, a: mx.array, b: mx.array, index: BlockIndex, side: Side, width: int, ta: bool, tb: bool
+) -> mx.array | None:
+    """A product in large tiles, None where it has none."""
+    sizes = Sizes(index.nnz, side.size, side.other_size, side.extent, side.other_extent)
+    cells = index.nnz * (side.size // 64) * (side.other_size // 64)
+    tile = kernel_block_tiles.block_tile(mode, sizes, width, a.dtype, cells)
+    if tile is None:
+        return None
+    lists = tile_lists(index, side, mode, tile)
+    return kernel_block_tiles.block_tiles(mode, a, b, lists, sizes, ta, tb, index.grid[0], tile)
+
+
 class _Kernel:
     """The products of block_matmul.py; `dense` multiplies the whole matrix by MLX."""
 
     def sdd(self, a: mx.array, b: mx.array, index: BlockIndex, ta: bool, tb: bool, dense: bool) -> mx.array:
         if dense:
             return pack(_product(_seen(a, ta), _seen(b, tb)), index)
+        found = _tiled(SDD, a, b, index, index.by_row, a.shape[2 if ta else 3], ta, tb)
+        if found is not None:
+            return found
         tile = kernel_blocks.tile_of(SDD, index.block[0], a.dtype, tb)
         sub = min(tile.bn, max(16, 1 << (index.block[1] - 1).bit_length()))
         lines = sdd_groups(index, tile.bn // sub, sub)
@@ -82,6 +100,9 @@ class _Kernel:
         if dense:
             return _product(_seen(unpack(s, index, 0.0), ta), _seen(b, tb))
         side = index.by_col if ta else index.by_row
+        found = _tiled(DSD, s, b, index, side, b.shape[2 if tb else 3], ta, tb)
+        if found is not None:
+            return found
         tile = kernel_blocks.tile_of(DSD, side.size, b.dtype, tb)
         return kernel_blocks.block_gemm(DSD, s, b, _lines(index, side), ta, tb, index.grid[0], tile)
 
@@ -89,6 +110,9 @@ class _Kernel:
         if dense:
             return _product(_seen(a, ta), _seen(unpack(s, index, 0.0), tb))
         side = index.by_row if tb else index.by_col
+        found = _tiled(DDS, a, s, index, side, a.shape[3 if ta else 2], ta, tb)
+        if found is not None:
+            return found
         tile: Tile = kernel_blocks.tile_of(DDS, side.size, a.dtype, not ta)
         return kernel_blocks.block_gemm(DDS, a, s, _lines(index, side), ta, tb, index.grid[0], tile)
 
@@ -215,7 +239,10 @@ def attention(
 
     In one kernel where the channels fit; else through scores of the stored blocks, in float32.
     """
-    tile = kernel_blocks.attention_tile(max(q.shape[3], v.shape[3]), index.block[0], q.dtype)
+    terms = added.rpe is not None or added.q_segments is not None or added.causal is not None
+    tile = kernel_blocks.flash_tile(
+        q.shape[3], v.shape[3], index.block, scale, q.dtype, terms
+    ) or kernel_blocks.attention_tile(max(q.shape[3], v.shape[3]), index.block[0], q.dtype)
     if tile is not None and not added.packed and 0 not in (*q.shape, *k.shape, *v.shape):
         marks = kernel_blocks.block_marks(k, v, added.keys)
         lines = _lines(index, index.by_row)

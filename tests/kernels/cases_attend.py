@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -96,8 +97,9 @@ def attend(
     shared: bool = False,
     rows: int = 3,
     cut: tuple[int, int] = (3, 5),
+    flash: tuple[int, ...] | None = None,
 ) -> None:
-    """Attention in one kernel; masked keys hold NaN."""
+    """Attention in one kernel; masked keys hold NaN. flash: a tile of block_flash.metal."""
     mask = mask_of(7, 1 if shared else heads, rows, sized(3, 12), 0.7)
     shape = (rows * block[0] - cut[0], mask.shape[2] * block[1] - cut[1])
     index = index_of(mask, block, shape)
@@ -114,7 +116,9 @@ def attend(
         k, v = (mx.where(hole, a, mx.array(NAN, dtype)) for a in (k, v))
     keep = oracle.element_mask(mask, block, shape)[None] & allowed
     wanted, wanted_lse = oracle.attention(q64, k64, v64, keep, 0.3, added)
-    tile = kernel_blocks.attention_tile(max(d, dv), block[0], dtype)
+    tile: Any = kernel_blocks.attention_tile(max(d, dv), block[0], dtype)
+    if flash:
+        tile = kernel_blocks.FlashTile(*flash)
     assert tile is not None
     lines = block_kernel._lines(index, index.by_row)
 
@@ -182,5 +186,17 @@ for _name, _dtype in DTYPES.items():
     CASES[f"marks-{_name}"] = partial(marks, _dtype)
     if _name != "f32":
         CASES[f"attend_128-{_name}"] = partial(attend, _dtype, ("padding",), (32, 64), 128, rows=1)
+        for _terms, _hold, _stages in ((0, 1, 2), (1, 0, 3)):
+            _tile = (32, 16, 16, 1, _stages, _hold, _terms)
+            _kinds = ALL if _terms else ("padding",)
+            CASES[f"flash{'_all' * _terms}-{_name}"] = partial(
+                attend, _dtype, _kinds, (16, 32), 24, 32, 4, 2, _terms == 0, flash=_tile
+            )
         if LARGE:
+            CASES[f"flash_64-{_name}"] = partial(
+                attend, _dtype, (), (64, 64), 64, heads=4, cut=(0, 0), flash=(64, 64, 64, 4, 2, 1, 0)
+            )
+            CASES[f"flash_128-{_name}"] = partial(
+                attend, _dtype, ALL, (128, 128), 128, heads=4, flash=(128, 128, 64, 8, 2, 1, 1)
+            )
             CASES[f"attend_128_rows-{_name}"] = partial(attend, _dtype, (), (128, 128), 64, heads=4)

@@ -7,8 +7,8 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
-from mlxsparse.backend import kernel_blocks
-from mlxsparse.engine import block_kernel
+from mlxsparse.backend import kernel_block_tiles, kernel_blocks
+from mlxsparse.engine import block_kernel, block_lists
 from mlxsparse.engine.block_index import BlockIndex
 from mlxsparse.testing import oracle
 
@@ -68,6 +68,61 @@ def product(
     close(y, oracle.block_pack(wanted, mask, block) if mode == "sdd" else wanted, dtype)
     if again:
         repeats(lambda: [call(*operands, index, ta, tb, False)])
+
+
+def tiled(
+    dtype: mx.Dtype,
+    mode: str,
+    ta: bool,
+    tb: bool,
+    shape: tuple[int, int] = (2, 2),
+    parts: tuple[int, int] = (1, 1),
+    heads: int = 2,
+    width: int | None = None,
+    plain: bool = False,
+    side: int = 16,
+    steps: tuple[int, int] | None = None,
+) -> None:
+    """One product in tiles against dense float64. shape: simdgroups of a tile; parts: pieces of a block.
+
+    plain: from arrays that are not aligned to 16 bytes.
+    """
+    code = {"sdd": kernel_blocks.SDD, "dsd": kernel_blocks.DSD, "dds": kernel_blocks.DDS}[mode]
+    tile = kernel_block_tiles.BlockTile(*shape, side, *(steps or (64, 2)))
+    block = (side * parts[0], side * parts[1])
+    if mode != "sdd":  # the reduced axis of a block is a multiple of a step
+        along = ta if mode == "dsd" else not tb
+        block = (max(block[0], tile.BK), block[1]) if along else (block[0], max(block[1], tile.BK))
+    grid = (heads, sized(3, 9), sized(4, 10))
+    mask = mask_of(3, *grid, 0.6)
+    m, n = grid[1] * block[0], grid[2] * block[1]
+    index = index_of(mask, block, (m, n))
+    k = width or sized(72, 328)
+    inner = {"sdd": k, "dsd": m if ta else n, "dds": n if tb else m}[mode]
+    if mode == "sdd":
+        sides = [(k, m) if ta else (m, k), (n, k) if tb else (k, n)]
+    elif mode == "dsd":
+        sides = [(m, n), (k, inner) if tb else (inner, k)]
+    else:
+        sides = [(inner, k) if ta else (k, inner), (m, n)]
+    operands, exact = [], []
+    for i, size in enumerate(sides):
+        x, x64 = values(i, (2, heads, *size), dtype)
+        if i == {"sdd": None, "dsd": 0, "dds": 1}[mode]:
+            x = mx.array(oracle.block_pack(x64, mask, block).astype(np.float32)).astype(dtype)
+        if plain:
+            x = mx.concatenate([mx.zeros(1, dtype), x.reshape(-1)])[1:].reshape(x.shape)
+        operands.append(x)
+        exact.append(x64)
+    by_row = {"sdd": True, "dsd": not ta, "dds": tb}[mode]
+    lines = index.by_row if by_row else index.by_col
+    sizes = kernel_block_tiles.Sizes(
+        index.nnz, lines.size, lines.other_size, lines.extent, lines.other_extent
+    )
+    lists = block_lists.tile_lists(index, lines, code, tile)
+    y = kernel_block_tiles.block_tiles(code, *operands, lists, sizes, ta, tb, heads, tile)
+    wanted = oracle.block_matmul(mode, *exact, mask, block, (m, n), ta, tb)
+    close(y, oracle.block_pack(wanted, mask, block) if mode == "sdd" else wanted, dtype)
 
 
 def empty(dtype: mx.Dtype) -> None:
@@ -153,3 +208,20 @@ CASES["sdd_wide_blocks-f16"] = partial(
     product, mx.float16, "sdd", False, False, (16, 200), 24, grid=(1, 2, 2)
 )
 CASES["dsd_wide_blocks-f16"] = partial(product, mx.float16, "dsd", True, False, (16, 200), 24, grid=(1, 2, 2))
+
+for _name, _dtype in DTYPES.items():
+    if _name == "f32":
+        continue
+    for _mode in ("sdd", "dsd", "dds"):
+        for _ta in (False, True):
+            for _tb in (False, True):
+                CASES[f"{_mode}_tiles{'_ta' * _ta}{'_tb' * _tb}-{_name}"] = partial(
+                    tiled, _dtype, _mode, _ta, _tb, heads=sized(1, 2)
+                )
+        CASES[f"{_mode}_tiles_plain-{_name}"] = partial(
+            tiled, _dtype, _mode, False, False, plain=True, heads=1
+        )
+for _mode, _shape in (("sdd", (1, 4)), ("dsd", (1, 4)), ("dsd", (4, 1)), ("dds", (4, 1)), ("dds", (1, 4))):
+    CASES[f"{_mode}_tiles_{_shape[0]}x{_shape[1]}-f16"] = partial(
+        tiled, mx.float16, _mode, False, False, _shape, (2, 2)
+    )

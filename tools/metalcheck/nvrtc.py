@@ -14,11 +14,12 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from mlxsparse.backend import kernel_blocks, kernel_segments, kernel_tiles, library
+from mlxsparse.backend import kernel_block_tiles, kernel_blocks, kernel_segments, kernel_tiles, library
 from mlxsparse.backend.cuda_text import launch_bounds
 
 WHEELS = "nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
 ARCHITECTURES = ("sm_80", "sm_90")
+LARGE = ("block_flash", "block_tiles", "conv_tiles", "conv_tiles_grad")  # in threadgroup memory
 _TYPES = {"int32": "int", "uint32": "unsigned int", "uint64": "unsigned long", "float32": "float"}
 _INCLUDES = """#include <cuda_fp16.h>
 #include <cuda_bf16.h>
@@ -47,6 +48,18 @@ def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
         for mode, ta, tb in [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0), (2, 0, 0), (2, 1, 1)]:
             part = kernel_blocks.tile_of(mode, 64, dtype, bool(tb if mode != 1 else not ta), cuda=True)
             yield {"MODE": mode, "TA": ta, "TB": tb, "SUB": 64, **part.sizes()}
+        return
+    if name == "block_tiles":
+        if itemsize == 2:
+            for mode, ta, tb in [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0), (2, 0, 0), (2, 1, 1)]:
+                for cells in (1, 1 << 20):
+                    chosen = kernel_block_tiles.shape_of(mode, cells)
+                    yield {"MODE": mode, "TA": ta, "TB": tb, **chosen._asdict()}
+        return
+    if name == "block_flash":
+        if itemsize == 2:
+            for dim, rows, terms in itertools.product((64, 128), (64, 128), (0, 1)):
+                yield kernel_blocks.flash_shape(dim, rows, terms).sizes()
         return
     if name == "block_attend":
         for dim in (32, 64, 128):
@@ -83,7 +96,7 @@ def source(name: str, kernel: library.Kernel, kind: str, values: dict[str, int])
         + f"\nnamespace mlx::core::cu {{\n__global__ void kernel({', '.join(arrays)}) {{\n"
         + "".join(constants)
         + (f"  using T = {kind};\n" if "T" in kernel.template else "")
-        + library.shared_memory(library.text(f"{name}.metal"), dynamic=name.startswith("conv_tiles"))
+        + library.shared_memory(library.text(f"{name}.metal"), dynamic=name in LARGE)
         + "\n}\n}\n"
     )
     return f"{name}[{kind}, {values}]", text

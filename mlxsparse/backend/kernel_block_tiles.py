@@ -1,0 +1,139 @@
+"""Block-sparse products in large tiles (kernels/block_tiles.metal): blocks of multiples of 64, 16 bits, CUDA.
+
+One tile merges the lists of neighbouring block rows, so that what they read of the dense operand is copied
+once. Measured on an H100 (docs/benchmarks/blocksparse.md).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from .kernel_blocks import DDS, DSD, SDD, fp32_mode
+from .library import blocks, check_array, filled, launch, on_cuda
+
+
+class BlockTile(NamedTuple):
+    """NA x NB pieces of SIDE x SIDE, one a simdgroup; BK reduced elements a step, STAGES steps in flight."""
+
+    NA: int
+    NB: int
+    SIDE: int
+    BK: int
+    STAGES: int
+    KEEP: int = 0
+
+    def pieces(self, mode: int) -> int:
+        """Pieces that a step copies."""
+        return self.NA * self.NB + 1 if mode == SDD else self.NA + self.NB
+
+    def lines(self, mode: int) -> int:
+        """Lines (of SIDE elements) whose lists a tile of dsd or dds merges."""
+        return self.NA if mode == DSD else self.NB
+
+    def group_bytes(self, mode: int, ta: bool, tb: bool, itemsize: int) -> int:
+        """Threadgroup memory; as the kernel counts it."""
+
+        def piece(k_rows: bool) -> int:
+            rows, columns = (self.BK, self.SIDE) if k_rows else (self.SIDE, self.BK)
+            return rows * (columns + (8 if itemsize == 4 and k_rows else 16 // itemsize))
+
+        return self.STAGES * self.pieces(mode) * max(piece(ta), piece(not tb)) * itemsize
+
+
+class TileLists(NamedTuple):
+    """What tiles compute: int32 arrays line, ptr, block, other of kernels/block_tiles.metal, and how many."""
+
+    line: mx.array
+    ptr: mx.array
+    block: mx.array
+    other: mx.array
+    groups: int
+
+
+class Sizes(NamedTuple):
+    """Stored blocks; elements of a block along the lines and along the other axis, and of the matrix."""
+
+    nnz: int
+    size: int
+    other_size: int
+    extent: int
+    other_extent: int
+
+
+def block_tile(mode: int, sizes: Sizes, width: int, dtype: mx.Dtype, cells: int) -> BlockTile | None:
+    """A tile for a product, None where block_gemm.metal is to do it. cells: stored pieces of 64 x 64.
+
+    width: the dense operand's free axis, of sdd the reduced one.
+    """
+    if not on_cuda() or dtype == mx.float32 or width % 8:
+        return None
+    if sizes.extent % sizes.size or sizes.other_extent % sizes.other_size:
+        return None
+    if sizes.size % 64 or sizes.other_size % 64:
+        return None
+    return shape_of(mode, cells)
+
+
+def shape_of(mode: int, cells: int) -> BlockTile | None:
+    """The tile for so many stored pieces."""
+    text = os.environ.get("MLXSPARSE_BLOCK_TILES")  # "LINES,DENSE,BK,STAGES,KEEP", to measure; "0": none
+    keep = 0
+    if text == "0":
+        return None
+    if text:
+        lines, dense, bk, stages, keep = (int(v) for v in text.split(","))
+    elif mode == SDD:
+        lines, dense, bk, stages = 1, 4, 64, 2
+    else:
+        lines, dense, bk, stages = 1, 4, 32, 4
+    na, nb = (dense, lines) if mode == DDS else (lines, dense)
+    return BlockTile(na, nb, 64, bk, stages, keep)
+
+
+def block_tiles(
+    mode: int,
+    a: mx.array,
+    b: mx.array,
+    lists: TileLists,
+    sizes: Sizes,
+    trans_a: bool,
+    trans_b: bool,
+    heads: int,
+    tile: BlockTile,
+) -> mx.array:
+    """One of the three products; shapes as of kernel_blocks.block_gemm."""
+    for name, array in (("a", a), ("b", b)):
+        check_array(name, array, 4, a.dtype)
+    batch = a.shape[0]
+    if mode == DSD:
+        width = b.shape[2 if trans_b else 3]
+        across = blocks(width, tile.NB * tile.SIDE)
+        shape: tuple[int, ...] = (batch, heads, sizes.extent, width)
+    elif mode == DDS:
+        width = a.shape[3 if trans_a else 2]
+        across = blocks(width, tile.NA * tile.SIDE)
+        shape = (batch, heads, width, sizes.extent)
+    else:
+        width = a.shape[2 if trans_a else 3]
+        across = 1
+        shape = (batch, sizes.nnz, sizes.size, sizes.other_size)
+    if 0 in shape or lists.groups == 0:
+        return filled(shape, 0, a.dtype)
+    return launch(
+        "block_tiles",
+        [a, b, lists.line, lists.ptr, lists.block, lists.other],
+        [lists.groups, *sizes, width, heads],
+        [shape],
+        (lists.groups, across, batch),
+        32 * tile.NA * tile.NB,
+        dtype=a.dtype,
+        group_bytes=tile.group_bytes(mode, trans_a, trans_b, a.dtype.size),
+        MODE=mode,
+        TA=int(trans_a),
+        TB=int(trans_b),
+        **tile._asdict(),
+        EXACT=fp32_mode(a.dtype),
+    )[0]

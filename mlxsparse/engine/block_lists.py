@@ -1,0 +1,134 @@
+"""What the tiles of block-sparse products compute (kernels/block_tiles.metal), made once for a layout."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..backend.kernel_block_tiles import BlockTile, TileLists
+from ..backend.kernel_blocks import SDD
+from .block_index import BlockIndex, Side
+from .tables import integers
+
+
+def tile_lists(index: BlockIndex, side: Side, mode: int, tile: BlockTile) -> TileLists:
+    """Lists of a product's tiles over the lines of `side`; kept."""
+    key = (mode, side.by_row, tile.SIDE, tile.NA * tile.NB if mode == SDD else tile.lines(mode))
+    held: TileLists | None = index.groups.get(key)
+    if held is None:
+        made = scattered(index, tile) if mode == SDD else merged(side, index.grid[0], tile.SIDE, key[3])
+        line, ptr, block, other = (integers(a.reshape(-1)) for a in made)
+        held = index.groups[key] = TileLists(line, ptr, block, other, len(made[0]))
+    return held
+
+
+def merged(side: Side, heads: int, piece: int, together: int) -> tuple[np.ndarray, ...]:
+    """line (groups, together), ptr, block (entries, together), other of dsd and dds; the longest list first.
+
+    A group is `together` neighbouring pieces of lines of one head.
+    """
+    parts = side.size // piece
+    units = side.lines * parts
+    per_head = -(-units // together)
+    groups = heads * per_head
+    line = np.full((heads, per_head * together), -1, np.int64)
+    line[:, :units] = np.arange(heads * units).reshape(heads, units)
+    line = line.reshape(groups, together)
+    counts = np.diff(side.ptr)
+    at = np.repeat(np.arange(len(counts)), counts)  # line of each entry
+    head, first = at // side.lines, at % side.lines * parts
+    unit = first[:, None] + np.arange(parts)
+    group = head[:, None] * per_head + unit // together
+    places = max(1, -(-side.other_extent // side.other_size))
+    keys = group * places + side.other.astype(np.int64)[:, None]
+    # Groups are numbered by the length of their merged list.
+    length = np.bincount(np.unique(keys) // places, minlength=groups)
+    order = np.argsort(-length, kind="stable")
+    rank = np.empty(groups, np.int64)
+    rank[order] = np.arange(groups)
+    found, entry = np.unique(rank[group] * places + keys % places, return_inverse=True)
+    block = np.full((len(found), together), -1, np.int64)
+    block[entry.reshape(-1), (unit % together).reshape(-1)] = np.repeat(side.block, parts)
+    ptr = np.concatenate(([0], np.cumsum(length[order])))
+    return line[order], ptr, block, found % places
+
+
+def scattered(index: BlockIndex, tile: BlockTile) -> tuple[np.ndarray, ...]:
+    """line (groups, P + 1), ptr, block and other (groups, P) of sdd: P places of stored blocks a tile.
+
+    Of two neighbouring rows of pieces, P / 2 columns that both have make a tile; what is left makes tiles of
+    P places of a row; the rest of both rows goes together where its pieces fit.
+    """
+    p, (h, r, c), piece = tile.NA * tile.NB, index.grid, tile.SIDE
+    down, across = index.block[0] // piece, index.block[1] // piece
+    cell = np.arange(index.nnz * down * across)
+    block = cell // (down * across)
+    row = index.rows[block].astype(np.int64) * down + cell // across % down
+    col = index.cols[block].astype(np.int64) * across + cell % across
+    head = index.heads[block].astype(np.int64)
+    units, columns = r * down, max(1, c * across)
+    pairs = -(-units // 2)
+    pair, bit = head * pairs + row // 2, row % 2
+    # Columns of both rows, and how many of them come before in their pair.
+    key = pair * columns + col
+    order = np.lexsort((bit, key))
+    pair, bit, col, cell, key, head, row = (a[order] for a in (pair, bit, col, cell, key, head, row))
+    same = np.zeros(len(key), bool)
+    same[1:] = key[1:] == key[:-1]
+    both = same.copy()
+    both[:-1] |= same[1:]
+    most = max(1, p // 2)
+    k = _before(pair, same)  # whole columns before
+    whole = both & (k < (_total(pair, same) // most * most)) & (p > 1)
+    # Rows: places that are left, how many come before in their row.
+    line = pair * 2 + bit
+    by_line = np.lexsort((col, line))
+    k_line, left = np.empty(len(key), np.int64), np.empty(len(key), np.int64)
+    k_line[by_line] = _before(line[by_line], ~whole[by_line])
+    left[by_line] = _total(line[by_line], ~whole[by_line])
+    full = ~whole & (k_line < left // p * p)
+    rest = ~whole & ~full
+    counts = np.bincount(pair[rest], minlength=h * pairs)
+    apart = np.bincount(np.unique(key[rest]) // columns, minlength=h * pairs)
+    joined = (counts <= p) & (apart <= p - 1)
+    # A number for each tile: pair, then whole columns, full rows, the rest.
+    span = 4 * (columns + 2)
+    number = np.where(whole, k // most, 0)
+    number = np.where(full, (1 + bit) * (columns + 2) + k_line // p, number)
+    number = np.where(rest, 3 * (columns + 2) + np.where(joined[pair], 0, bit), number)
+    names, group = np.unique(pair * span + number, return_inverse=True)
+    group = group.reshape(-1)
+    count = len(names)
+    order = np.lexsort((col, bit, group))
+    group, bit, col, cell, head, row = (a[order] for a in (group, bit, col, cell, head, row))
+    place = _before(group, np.ones(len(group), bool))
+    # Pieces of op(A): the rows of a tile; of op(B): its columns, ascending.
+    has = np.zeros((count, 2), bool)
+    has[group, bit] = True
+    rows = has.sum(axis=1)
+    left_slot = np.where(has[group, 0], bit, 0)
+    names, at = np.unique(group * columns + col, return_inverse=True)
+    at = at.reshape(-1)
+    right = _before(names // columns, np.ones(len(names), bool)) + rows[names // columns]
+    lines = np.full((count, p + 1), -1, np.int64)
+    lines[group, left_slot] = head * units + row
+    lines[names // columns, right] = names % columns
+    blocks = np.full((count, p), -1, np.int64)
+    other = np.zeros((count, p), np.int64)
+    blocks[group, place] = cell
+    other[group, place] = left_slot + 256 * right[at]
+    return lines, rows, blocks, other
+
+
+def _before(group: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    """Counted elements of the same group before each, itself excluded; `group` ascends."""
+    if not len(group):
+        return np.zeros(0, np.int64)
+    seen = np.cumsum(counted) - counted
+    start = np.flatnonzero(np.diff(group, prepend=group[0] - 1))
+    return np.asarray(seen - np.repeat(seen[start], np.diff(np.append(start, len(group)))))
+
+
+def _total(group: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    """Counted elements of each one's group; `group` ascends."""
+    sums = np.bincount(group, counted, minlength=1)
+    return np.asarray(sums[group].astype(np.int64))
