@@ -27,107 +27,13 @@ from .arguments import numbers as numbers
 from .arguments import read_ints as read_ints
 from .cuda_text import launch_bounds, shared_memory
 from .device import trace
+from .kernel_table import KERNELS as KERNELS
+from .kernel_table import Kernel as Kernel
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 MAX_THREADS = 256  # of a threadgroup: Apple GPUs allow fewer than 1024 when a kernel needs many registers
 MAX_GRID_X = 2**31 - 1  # threads; MLX takes the grid as 32-bit integers
 MAX_GRID_YZ = 65535  # threadgroups along y or z, CUDA's limit
-_I, _U, _L, _F, _T = "int32", "uint32", "uint64", "float32", "T"
-
-
-class Kernel(NamedTuple):
-    """Inputs and outputs (name -> dtype, "T" is the template parameter), headers, template parameters."""
-
-    inputs: dict[str, str]
-    outputs: dict[str, str]
-    headers: tuple[str, ...] = ()
-    template: tuple[str, ...] = ()
-
-
-_HASH, _ROWS = ("coord_hash.h",), ("rows.h",)
-_SITES, _BITS, _OWN = ("site_bits.h",), {"bits": _U, "before": _I, "ends": _I}, {"nbr": _I, "keys": _U}
-_BLOCK, _ATTEND = ("tile.h", "stage.h"), ("tile.h", "stage.h", "attend.h", "block_scores.h")
-_QKV = {"q": _T, "k": _T, "v": _T, "marks": _F, "scale": _F, "bias": _F}
-_QKV |= {"q_ids": _I, "k_ids": _I, "ptr": _I, "other": _I}
-_SEGMENTS = (*_ATTEND, "segment.h")
-KERNELS: dict[str, Kernel] = {
-    "bit_counts": Kernel({"bits": _U}, {"before": _I, "totals": _I}),
-    "bit_ends": Kernel({"totals": _I, "status": _U}, {"ends": _I, "found": _I}),
-    "bit_sites": Kernel(_BITS, {"sites": _I}),
-    "block_attend": Kernel(_QKV, {"y": _T, "lse": _F}, _ATTEND, ("T", "DIM", "BM", "BN", "WM", "EXACT")),
-    "block_flash": Kernel(
-        _QKV, {"y": _T, "lse": _F}, _ATTEND, ("T", "DIM", "BM", "BN", "WM", "STAGES", "HOLD", "TERMS")
-    ),
-    "block_gemm": Kernel(
-        {"a": _T, "b": _T, "ptr": _I, "block": _I, "other": _I}, {"y": _T}, _BLOCK,
-        ("T", "MODE", "TA", "TB", "BM", "BN", "WM", "WN", "SUB", "STAGES", "EXACT"),
-    ),
-    "block_marks": Kernel({"k": _T, "v": _T, "keys": _F}, {"marks": _F}, ("block_scores.h",), ("T",)),
-    "block_softmax": Kernel(
-        {"x": _T, "scale": _F, "bias": _F, "keys": _F, "pairs": _F, "q_ids": _I, "k_ids": _I,
-         "ptr": _I, "cols": _I},
-        {"y": _T, "lse": _F}, ("block_scores.h",), ("T",),
-    ),
-    "block_softmax_grad": Kernel(
-        {"ct": _T, "y": _T, "lse_ct": _F, "ptr": _I, "cols": _I}, {"dt": _F}, (), ("T",)
-    ),
-    "block_tiles": Kernel(
-        {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I, "other": _I}, {"y": _T}, _BLOCK,
-        ("T", "MODE", "TA", "TB", "NA", "NB", "SIDE", "BK", "STAGES", "KEEP", "EXACT"),
-    ),
-    "candidates": Kernel({"coords": _I}, {"sites": _I, "status": _U}),
-    "column_parts": Kernel({"x": _T, "ct": _T, "shift": _F, "delta": _F}, {"parts": _F}, (), ("T",)),
-    "column_total": Kernel({"parts": _F}, {"total": _F}),
-    "compact": Kernel({"flags": _U, "places": _I}, {"rows": _I}),
-    "conv": Kernel({"x": _T, "weight": _T, "bias": _F, "nbr": _I}, {"y": _T}, ("tile.h",), ("T", "EXACT")),
-    "conv_weight_grad": Kernel({"ct": _T, "x": _T, "nbr": _I}, {"parts": _F}, ("tile.h",), ("T", "EXACT")),
-    "conv_tiles": Kernel(
-        {"x": _T, "weight": _T, "bias": _F, "nbr": _I, "rows": _I, "masks": _U},
-        {"y": _T},
-        ("tile.h",),
-        ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES", "KEEP"),
-    ),
-    "conv_tiles_grad": Kernel(
-        {"ct": _T, "x": _T, "nbr": _I, "rows": _I, "masks": _U},
-        {"parts": _F}, ("tile.h",), ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES"),
-    ),
-    "coord_hash_insert": Kernel({"coords": _I}, {"table": _U, "status": _U}, _HASH),
-    "coord_hash_lookup": Kernel({"coords": _I, "table": _U, "queries": _I}, {"rows": _I}, _HASH),
-    "flip_map": Kernel({"nbr": _I}, {"back": _I}),
-    "gather_sum": Kernel(
-        {"x": _T, "nbr": _I, "weight": _F, "before": _F, "after": _F}, {"y": _T}, _ROWS, ("T",)
-    ),
-    "key_flags": Kernel({"keys": _L}, {"flags": _I}),
-    "key_sites": Kernel({"keys": _L, "places": _I}, {"sites": _I}),
-    "max_pool": Kernel({"x": _T, "nbr": _I}, {"y": _T, "winner": _I}, _ROWS, ("T",)),
-    "max_pool_grad": Kernel({"ct": _T, "winner": _I, "back": _I}, {"dx": _T}, _ROWS, ("T",)),
-    "neighbour_map": Kernel({"coords": _I, "table": _U, "queries": _I}, {"nbr": _I, "back": _I}, _HASH),
-    "row_dots": Kernel({"a": _T, "b": _T}, {"y": _F}, (), ("T",)),
-    "scatter_rows": Kernel({"x": _T, "rows": _I}, {"y": _T}, _ROWS, ("T",)),
-    "segment_attend": Kernel(
-        {"q": _T, "k": _T, "v": _T, "scale": _F, "q_rows": _I, "k_rows": _I, "span": _I, "tiles": _I},
-        {"y": _T, "lse": _F}, _SEGMENTS, ("T", "DIM", "BM", "BN", "WM", "EXACT"),
-    ),
-    "segment_attend_grad": Kernel(
-        {"a": _T, "b": _T, "c": _T, "d": _T, "lse": _F, "delta": _F, "scale": _F,
-         "a_rows": _I, "b_rows": _I, "span": _I, "tiles": _I},
-        {"y": _T}, _SEGMENTS, ("T", "MODE", "DIM", "BM", "BN", "WM", "EXACT"),
-    ),
-    "segment_bounds": Kernel({"sorted": _I}, {"ptr": _I}),
-    "segment_reduce": Kernel(
-        {"x": _T, "order": _I, "ptr": _I, "weight": _F}, {"y": _F, "winner": _I}, _ROWS, ("T",)
-    ),
-    "site_bits": Kernel({"coords": _I}, {"bits": _U, "status": _U}, _SITES),
-    "site_map": Kernel({"coords": _I, **_BITS}, {"source": _I}, _SITES),
-    "site_keys": Kernel({"coords": _I}, {"keys": _L, "status": _U}),
-    "submanifold_bits": Kernel({"coords": _I, **_BITS, "bit": _I}, _OWN, (*_SITES, "tap_key.h")),
-    "submanifold_map": Kernel({"coords": _I, "table": _U, "bit": _I}, _OWN, (*_HASH, "tap_key.h")),
-    "sum_parts": Kernel({"parts": _F}, {"y": _T}, (), ("T",)),
-    "tap_keys": Kernel({"nbr": _I, "bit": _I}, {"keys": _U}, ("tap_key.h",)),
-    "tap_tiles": Kernel({"nbr": _I, "order": _I}, {"tiled": _I, "rows": _I, "masks": _U}),
-    "window_map": Kernel({"coords": _I, "order": _I, "places": _I}, {"nbr": _I, "back": _I}),
-    "winner_grad": Kernel({"ct": _T, "winner": _I, "group": _I}, {"dx": _T}, _ROWS, ("T",)),
-}  # fmt: skip
 
 # ---------------------------------------------------------------- texts
 
@@ -328,7 +234,7 @@ def _plan(
         raise DTypeError(f"{name} takes float32, float16 or bfloat16, got {dtype}; cast with x.astype(...)")
     inputs: list[Any]
     inputs, outputs = (
-        [dtype if kind == _T else getattr(mx, kind) for kind in side.values()]
+        [dtype if kind == "T" else getattr(mx, kind) for kind in side.values()]
         for side in (kernel.inputs, kernel.outputs)
     )
     if 0 in groups:
