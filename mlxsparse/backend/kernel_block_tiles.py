@@ -1,7 +1,7 @@
 """Block-sparse products in large tiles (kernels/block_tiles.metal): blocks of multiples of 64, 16 bits, CUDA.
 
-One tile merges the lists of neighbouring block rows, so that what they read of the dense operand is copied
-once. Measured on an H100 (docs/benchmarks/blocksparse.md).
+A tile can merge the lists of neighbouring block rows, so that what they read of the dense operand is copied
+once. Shapes are measured on an H100 (docs/benchmarks/blocksparse.md).
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from .library import blocks, check_array, filled, launch, on_cuda
 
 
 class BlockTile(NamedTuple):
-    """NA x NB pieces of SIDE x SIDE, one a simdgroup; BK reduced elements a step, STAGES steps in flight."""
+    """NA x NB pieces of SIDE x SIDE, one a simdgroup; BK reduced elements a step, STAGES steps in flight.
+
+    KEEP: what is read stays in L1 (CUDA).
+    """
 
     NA: int
     NB: int
@@ -63,8 +66,8 @@ class Sizes(NamedTuple):
     other_extent: int
 
 
-def block_tile(mode: int, sizes: Sizes, width: int, dtype: mx.Dtype, cells: int) -> BlockTile | None:
-    """A tile for a product, None where block_gemm.metal is to do it. cells: stored pieces of 64 x 64.
+def block_tile(mode: int, sizes: Sizes, width: int, dtype: mx.Dtype) -> BlockTile | None:
+    """A tile for a product, None where block_gemm.metal is to do it.
 
     width: the dense operand's free axis, of sdd the reduced one.
     """
@@ -74,21 +77,20 @@ def block_tile(mode: int, sizes: Sizes, width: int, dtype: mx.Dtype, cells: int)
         return None
     if sizes.size % 64 or sizes.other_size % 64:
         return None
-    return shape_of(mode, cells)
+    return shape_of(mode)
 
 
-def shape_of(mode: int, cells: int) -> BlockTile | None:
-    """The tile for so many stored pieces."""
+def shape_of(mode: int) -> BlockTile | None:
+    """The tile of a mode."""
     text = os.environ.get("MLXSPARSE_BLOCK_TILES")  # "LINES,DENSE,BK,STAGES,KEEP", to measure; "0": none
-    keep = 0
     if text == "0":
         return None
     if text:
         lines, dense, bk, stages, keep = (int(v) for v in text.split(","))
     elif mode == SDD:
-        lines, dense, bk, stages = 1, 4, 64, 2
+        lines, dense, bk, stages, keep = 1, 4, 64, 2, 0
     else:
-        lines, dense, bk, stages = 1, 4, 32, 4
+        lines, dense, bk, stages, keep = 1, 4, 32, 3, 1
     na, nb = (dense, lines) if mode == DDS else (lines, dense)
     return BlockTile(na, nb, 64, bk, stages, keep)
 

@@ -259,7 +259,7 @@ def flash_shape(dim: int, size: int, terms: int) -> FlashTile | None:
         return FlashTile(dim, bm, bn, wm, stages, hold, terms, fit)
     if size % 128 == 0:
         return FlashTile(dim, 128, 64, 4 if dim == 64 else 8, 2, 1, terms)
-    return FlashTile(dim, 64, 64, 4, 2, 1, terms)
+    return FlashTile(dim, 64, 64, 4, 2, 0, terms, 4) if dim == 64 else FlashTile(dim, 64, 64, 4, 2, 1, terms)
 
 
 MAX_DIM = {2: 128, 4: 64}  # channels that a threadgroup's memory holds, by bytes of an element

@@ -74,8 +74,7 @@ def _tiled(
 ) -> mx.array | None:
     """A product in large tiles, None where it has none."""
     sizes = Sizes(index.nnz, side.size, side.other_size, side.extent, side.other_extent)
-    cells = index.nnz * (side.size // 64) * (side.other_size // 64)
-    tile = kernel_block_tiles.block_tile(mode, sizes, width, a.dtype, cells)
+    tile = kernel_block_tiles.block_tile(mode, sizes, width, a.dtype)
     if tile is None:
         return None
     lists = tile_lists(index, side, mode, tile)

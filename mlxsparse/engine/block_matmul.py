@@ -7,6 +7,7 @@ operand is stored transposed. float32 sums, rounded once.
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import mlx.core as mx
@@ -88,7 +89,7 @@ def takes_dense(index: BlockIndex, path: str | None) -> bool:
     """Whether the whole matrix is multiplied: where `path` says so, by default above a measured density."""
     if path is None:
         limit = (DENSE_DENSITY_SMALL if min(index.block) < 16 else DENSE_DENSITY)[executor()]
-        dense = index.nnz > limit * max(1, int(np.prod(index.grid)))
+        dense = index.nnz > limit * max(1, math.prod(index.grid))
     else:
         dense = path == "dense"
     trace(f"block product: {'dense' if dense else 'blocks'} path for {index.nnz} of {index.grid}", once=True)
