@@ -10,7 +10,7 @@
 //     MODE 2: P = NA * NB. line[groups * (P + 1)] pieces, those of op(A) first, -1: none; ptr[groups] how many those are;
 //       block[groups * P] (block * parts + part of rows) * parts of columns + part of columns, -1: none;
 //       other[groups * P] where its pieces are: of op(A) + 256 * of op(B)
-//     dims = {groups, nnz, line size, other size, line extent, other extent, dense width, heads}: as of block_gemm.metal
+//     dims = {groups, nnz, line size, other size, line extent, other extent, dense width, heads}: as of block_gemm.metal; entries
 // out: y T: (Z, H, M, N) or (Z, nnz, br, bc).
 // grid (groups, MODE 0: ceil(width / (NB * SIDE)), 1: ceil(width / (NA * SIDE)), 2: 1, Z); threads 32 * NA * NB
 // template: T; MODE, TA, TB; NA, NB, SIDE, BK, STAGES; KEEP: what is read stays in L1 (CUDA); EXACT (tile.h)
@@ -77,7 +77,7 @@ threadgroup T* bput = tiles + br * LDB + bc;
 int first = 0, entries = 1, depth = width; // reduced elements of an entry
 if (MODE != 2) {
   first = max(0, ptr[group]);
-  entries = max(0, ptr[group + 1] - first);
+  entries = max(0, min(dims[8], ptr[group + 1]) - first);
   depth = osize;
 }
 int places = oextent / osize;

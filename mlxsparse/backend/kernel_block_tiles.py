@@ -127,7 +127,7 @@ def block_tiles(
     return launch(
         "block_tiles",
         [a, b, lists.line, lists.ptr, lists.block, lists.other],
-        [lists.groups, *sizes, width, heads],
+        [lists.groups, *sizes, width, heads, lists.other.size],
         [shape],
         (lists.groups, across, batch),
         32 * tile.NA * tile.NB,

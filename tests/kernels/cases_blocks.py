@@ -179,6 +179,41 @@ def out_of_range(dtype: mx.Dtype) -> None:
         close(y[:, :1], (a64[0, 0, :16] @ b64[0, 0, :, :16])[None, None], dtype, "sdd")
 
 
+def tiles_out_of_range(dtype: mx.Dtype) -> None:
+    """Lists of tiles that name what does not exist: it counts as none."""
+    tile = kernel_block_tiles.BlockTile(2, 2, 16, 64, 2)
+    sizes = kernel_block_tiles.Sizes(2, 16, 64, 32, 128)
+    s, s64 = values(1, (1, 2, 16, 64), dtype)
+    b, b64 = values(2, (1, 1, 128, 32), dtype)
+    first, second = (s64[0, i] @ b64[0, 0, i * 64 : i * 64 + 64] for i in (0, 1))
+    zero = np.zeros_like(first)
+    for wrong in (2**31 - 1, -(2**31), 2):
+        for which in ("block", "other", "ptr"):
+            block, other, ptr = [0, -1, -1, 1], [0, 1], [0, 2]
+            if which == "ptr":
+                ptr[1] = max(wrong, 2)
+            else:
+                (block if which == "block" else other)[3 if which == "block" else 1] = wrong
+            lists = kernel_block_tiles.TileLists(*map(integers, ([0, 1], ptr, block, other)), 1)
+            y = kernel_block_tiles.block_tiles(
+                kernel_blocks.DSD, s, b, lists, sizes, False, False, 1, tile
+            )
+            wanted = np.concatenate([first, second if which == "ptr" else zero])
+            close(y, wanted[None, None], dtype, which)
+    sizes = kernel_block_tiles.Sizes(2, 16, 16, 32, 32)
+    a, a64 = values(3, (1, 1, 32, 64), dtype)
+    b, b64 = values(4, (1, 1, 64, 32), dtype)
+    for wrong in (2**31 - 1, -(2**31), 9):
+        for at in range(3):
+            line, cell, place = [0, 1, 1, -1, -1], [0, 1, -1, -1], [512, 513, 0, 0]
+            (line, cell, place)[at][1] = wrong
+            lists = kernel_block_tiles.TileLists(*map(integers, (line, [2], cell, place)), 1)
+            y = kernel_block_tiles.block_tiles(
+                kernel_blocks.SDD, a, b, lists, sizes, False, False, 1, tile
+            )
+            close(y[:, :1], (a64[0, 0, :16] @ b64[0, 0, :, 16:])[None, None], dtype, "sdd")
+
+
 CASES: dict[str, Case] = {}
 for _name, _dtype in DTYPES.items():
     for _mode in ("sdd", "dsd", "dds"):
@@ -221,6 +256,7 @@ for _name, _dtype in DTYPES.items():
         CASES[f"{_mode}_tiles_plain-{_name}"] = partial(
             tiled, _dtype, _mode, False, False, plain=True, heads=1
         )
+    CASES[f"tiles_out_of_range-{_name}"] = partial(tiles_out_of_range, _dtype)
 for _mode, _shape in (("sdd", (1, 4)), ("dsd", (1, 4)), ("dsd", (4, 1)), ("dds", (4, 1)), ("dds", (1, 4))):
     CASES[f"{_mode}_tiles_{_shape[0]}x{_shape[1]}-f16"] = partial(
         tiled, mx.float16, _mode, False, False, _shape, (2, 2)
