@@ -7,6 +7,8 @@ METAL_FUNC int segment_row(const device int* list, int position, bool live, int 
   int row = live ? list[position] : -1;
   return row >= 0 && row < rows ? row : -1;
 }
+// An end of a query's keys, inside the `size` positions that there are.
+METAL_FUNC int segment_end(const device int* span, int place, int size) { return clamp(span[place], 0, size); }
 // COUNT rows of one head into threadgroup memory, DIM channels each; positions past `live` and channels past `channels` are 0.
 template <typename T, int COUNT, int DIM, int LD, int THREADS>
 METAL_FUNC void segment_fetch(threadgroup T* to, const device T* from, const device int* list, int start, int live, int rows,

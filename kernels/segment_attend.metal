@@ -28,6 +28,7 @@ int key_head = head * key_heads / heads;
 int q0 = tiles[tile], k0 = tiles[tile + 2];
 int live = q0 >= 0 && q0 < q_size ? clamp(tiles[tile + 1], 0, min(BM, q_size - q0)) : 0;
 int keys = k0 >= 0 && k0 < k_size && live > 0 ? clamp(tiles[tile + 3], 0, k_size - k0) : 0;
+q0 = live > 0 ? q0 : 0, k0 = keys > 0 ? k0 : 0; // no sum of what does not exist
 int steps = (keys + BN - 1) / BN;
 bool wide_q = stage_aligned(q) && channels % VEC == 0;
 bool wide_k = stage_aligned(k) && channels % VEC == 0;
@@ -44,15 +45,15 @@ for (int i = 0; i < p.ROWS; i++) {
   int r = sm + p.row(i);
   top[i] = -INFINITY;
   total[i] = 0.0f;
-  low[i] = r < live ? span[2 * (q0 + r)] - k0 : 0;
-  high[i] = r < live ? min(span[2 * (q0 + r) + 1] - k0, keys) : 0;
+  low[i] = r < live ? segment_end(span, 2 * (q0 + r), k_size) - k0 : 0;
+  high[i] = r < live ? min(segment_end(span, 2 * (q0 + r) + 1, k_size) - k0, keys) : 0;
 }
 // Keys that this simdgroup's queries see: it rests in other steps.
-int seen_from = sm < live ? span[2 * (q0 + sm)] - k0 : keys;
+int seen_from = sm < live ? segment_end(span, 2 * (q0 + sm), k_size) - k0 : keys;
 int last = q0 + max(0, min(sm + BM / WM, live) - 1);
-int seen_to = sm < live ? span[2 * last + 1] - k0 : 0;
-int whole_from = sm < live ? span[2 * last] - k0 : 0; // and those that all of them see: nothing to mask
-int whole_to = sm < live ? min(span[2 * (q0 + sm) + 1] - k0, keys) : 0;
+int seen_to = sm < live ? segment_end(span, 2 * last + 1, k_size) - k0 : 0;
+int whole_from = sm < live ? segment_end(span, 2 * last, k_size) - k0 : 0; // and those that all of them see: nothing to mask
+int whole_to = sm < live ? min(segment_end(span, 2 * (q0 + sm) + 1, k_size) - k0, keys) : 0;
 segment_fetch<T, BM, DIM, LD, NT>(qs, q, q_rows, q0, live, n, heads, head, channels, wide_q, tid);
 segment_fetch<T, BN, DIM, LD, NT>(ks, k, k_rows, k0, keys, m, key_heads, key_head, channels, wide_k, tid);
 stage_close();

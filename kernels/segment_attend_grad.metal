@@ -32,6 +32,7 @@ int group = MODE == 0 ? 1 : other_heads / heads;
 int a0 = tiles[tile], b0 = tiles[tile + 2];
 int live = a0 >= 0 && a0 < a_size ? clamp(tiles[tile + 1], 0, min(BM, a_size - a0)) : 0;
 int others = b0 >= 0 && b0 < b_size && live > 0 ? clamp(tiles[tile + 3], 0, b_size - b0) : 0;
+a0 = live > 0 ? a0 : 0, b0 = others > 0 ? b0 : 0; // no sum of what does not exist
 int steps = (others + BN - 1) / BN;
 bool wide_a = stage_aligned(a) && channels % VEC == 0, wide_b = stage_aligned(b) && channels % VEC == 0;
 bool wide_c = stage_aligned(c) && outs % VEC == 0, wide_d = stage_aligned(d) && outs % VEC == 0;
@@ -47,18 +48,18 @@ int low[p.ROWS], high[p.ROWS];
 TILE_UNROLL
 for (int i = 0; i < p.ROWS; i++) {
   int r = sm + p.row(i);
-  low[i] = r < live ? span[2 * (a0 + r)] - b0 : 0;
-  high[i] = r < live ? min(span[2 * (a0 + r) + 1] - b0, others) : 0;
+  low[i] = r < live ? segment_end(span, 2 * (a0 + r), b_size) - b0 : 0;
+  high[i] = r < live ? min(segment_end(span, 2 * (a0 + r) + 1, b_size) - b0, others) : 0;
   int row = segment_row(a_rows, a0 + r, MODE == 0 && r < live, n);
   size_t item = size_t(max(row, 0)) * size_t(heads) + size_t(head);
   row_lse[i] = row >= 0 ? lse[item] * SEGMENT_LOG2E : 0.0f;
   row_delta[i] = row >= 0 ? delta[item] : 0.0f;
 }
-int seen_from = sm < live ? span[2 * (a0 + sm)] - b0 : others;
+int seen_from = sm < live ? segment_end(span, 2 * (a0 + sm), b_size) - b0 : others;
 int last = a0 + max(0, min(sm + BM / WM, live) - 1);
-int seen_to = sm < live ? span[2 * last + 1] - b0 : 0;
-int whole_from = sm < live ? span[2 * last] - b0 : 0;
-int whole_to = sm < live ? min(span[2 * (a0 + sm) + 1] - b0, others) : 0;
+int seen_to = sm < live ? segment_end(span, 2 * last + 1, b_size) - b0 : 0;
+int whole_from = sm < live ? segment_end(span, 2 * last, b_size) - b0 : 0;
+int whole_to = sm < live ? min(segment_end(span, 2 * (a0 + sm) + 1, b_size) - b0, others) : 0;
 segment_fetch<T, BM, DIM, LD, NT>(as, a, a_rows, a0, live, n, heads, head, channels, wide_a, tid);
 if (MODE != 2) segment_fetch<T, BM, DIM, LD, NT>(cs, c, a_rows, a0, live, n, heads, head, outs, wide_c, tid);
 for (int s = 0; s < steps * group; s++) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 _I, _U, _L, _F, _T = "int32", "uint32", "uint64", "float32", "T"
+FLOATS = "float32", "float16", "bfloat16"
 
 
 class Kernel(NamedTuple):
@@ -14,6 +15,7 @@ class Kernel(NamedTuple):
     outputs: dict[str, str]
     headers: tuple[str, ...] = ()
     template: tuple[str, ...] = ()
+    floats: tuple[str, ...] = FLOATS  # what T can be
 
 
 _HASH, _ROWS = ("coord_hash.h",), ("rows.h",)
@@ -28,7 +30,8 @@ KERNELS: dict[str, Kernel] = {
     "bit_sites": Kernel(_BITS, {"sites": _I}),
     "block_attend": Kernel(_QKV, {"y": _T, "lse": _F}, _ATTEND, ("T", "DIM", "BM", "BN", "WM", "EXACT")),
     "block_flash": Kernel(
-        _QKV, {"y": _T, "lse": _F}, _ATTEND, ("T", "DIM", "BM", "BN", "WM", "STAGES", "HOLD", "TERMS")
+        _QKV, {"y": _T, "lse": _F}, _ATTEND, ("T", "DIM", "BM", "BN", "WM", "STAGES", "HOLD", "TERMS"),
+        FLOATS[1:],
     ),
     "block_gemm": Kernel(
         {"a": _T, "b": _T, "ptr": _I, "block": _I, "other": _I}, {"y": _T}, _BLOCK,
@@ -45,7 +48,7 @@ KERNELS: dict[str, Kernel] = {
     ),
     "block_tiles": Kernel(
         {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I, "other": _I}, {"y": _T}, _BLOCK,
-        ("T", "MODE", "TA", "TB", "NA", "NB", "SIDE", "BK", "STAGES", "KEEP", "EXACT"),
+        ("T", "MODE", "TA", "TB", "NA", "NB", "SIDE", "BK", "STAGES", "KEEP", "EXACT"), FLOATS[1:],
     ),
     "candidates": Kernel({"coords": _I}, {"sites": _I, "status": _U}),
     "column_parts": Kernel({"x": _T, "ct": _T, "shift": _F, "delta": _F}, {"parts": _F}, (), ("T",)),

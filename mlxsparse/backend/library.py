@@ -30,7 +30,6 @@ from .device import trace
 from .kernel_table import KERNELS as KERNELS
 from .kernel_table import Kernel as Kernel
 
-FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 MAX_THREADS = 256  # of a threadgroup: Apple GPUs allow fewer than 1024 when a kernel needs many registers
 MAX_GRID_X = 2**31 - 1  # threads; MLX takes the grid as 32-bit integers
 MAX_GRID_YZ = 65535  # threadgroups along y or z, CUDA's limit
@@ -230,8 +229,8 @@ def _plan(
 ) -> Plan:
     """What a launch derives from all but its arrays; made once, as it costs as much as a small kernel."""
     kernel = KERNELS[name]
-    if "T" in kernel.template and dtype not in FLOATS:
-        raise DTypeError(f"{name} takes float32, float16 or bfloat16, got {dtype}; cast with x.astype(...)")
+    if "T" in kernel.template and dtype not in [getattr(mx, kind) for kind in kernel.floats]:
+        raise DTypeError(f"{name} takes {', '.join(kernel.floats)}, got {dtype}; cast with x.astype(...)")
     inputs: list[Any]
     inputs, outputs = (
         [dtype if kind == "T" else getattr(mx, kind) for kind in side.values()]

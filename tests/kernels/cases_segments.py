@@ -131,9 +131,10 @@ def bad_tables(dtype: mx.Dtype) -> None:
     assert tile is not None
     rows = np.arange(8)
     for wrong in (2**31 - 1, -(2**31), -1, 8):
-        listed = integers([*rows, wrong])
-        span = integers([[0, 8]] * 9)
-        tiles = integers([[0, 9, 0, 8], [wrong, 3, wrong, 5], [0, -5, 3, wrong]])
+        listed = integers([*rows, wrong, wrong])
+        # The last query's keys do not exist, nor does its row.
+        span = integers([[0, 8]] * 9 + [[min(wrong, 0), wrong]])
+        tiles = integers([[0, 9, 0, 8], [wrong, 3, wrong, 5], [0, -5, 3, wrong], [9, 1, 7, 2]])
         y, _ = kernel_segments.segment_attend(q, q, q, 1.0, Positions(listed, listed, span, tiles), tile)
         close(y, oracle.grouped_attention(q64, q64, q64, np.ones((8, 8), bool), 1.0)[0], dtype)
 

@@ -58,8 +58,8 @@ def check_text(cases: dict[str, Callable[[], None]], every: bool) -> list[str]:
     for variant, errors in report.items():
         failures += [f"{variant}: {line}" for line in errors]
     for name, kernel in library.KERNELS.items() if every else ():
-        for dtype in library.FLOATS if "T" in kernel.template else (None,):
-            wanted = f"{library.unique_name(name)}[" + (f"T={str(dtype).rpartition('.')[2]}" if dtype else "")
+        for dtype in kernel.floats if "T" in kernel.template else ("",):
+            wanted = f"{library.unique_name(name)}[" + (f"T={dtype}" if dtype else "")
             if not any(variant.startswith(wanted) for variant in report):
                 failures.append(f"{wanted.rstrip('[')}: no case runs it")
     print(f"  {len(report)} variants of {len(library.KERNELS)} kernels")
