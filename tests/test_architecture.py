@@ -137,7 +137,7 @@ def wrong_directions(path: pathlib.Path, text: str) -> list[str]:
 
 
 def heavy_imports(path: pathlib.Path, text: str) -> list[str]:
-    if module_name(path)[1] not in CORE:
+    if module_name(path)[1] not in CORE | {"cli", "tasks"}:  # `mlxsparse --help` needs no extra
         return []
     needs = CORE_NEEDS | WITH_EXTRA.get(path.as_posix(), set())
     return [str(i) for i in imports_of(path, text) if i.at_import_time and i.name.split(".")[0] not in needs]

@@ -15,13 +15,12 @@ from functools import partial
 
 import mlx.core as mx
 import numpy as np
-from tqdm import tqdm
 
 from .. import ops
 from ..backend import executor, tuning
 from ..errors import MLXSparseError
 from ..tensor import SparseTensor
-from .common import UsageError
+from .common import UsageError, progress_bar
 
 TYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
 
@@ -74,21 +73,31 @@ def measure(
 ) -> list[tuple[tuning.Case, dict[str, float]]]:
     """Milliseconds of a 3x3x3 submanifold convolution by each path that can run it."""
     results = []
-    for rows, dtype in tqdm(list(itertools.product(sizes, types)), unit="set", leave=False):
-        coords = surface(rows)
-        x = SparseTensor(coords, mx.zeros((len(coords), 1)), batch_size=1)
-        for c in channels:
-            feats = mx.random.normal((len(coords), c)).astype(TYPES[dtype])
-            w = mx.random.normal((c, 3, 3, 3, c)).astype(TYPES[dtype])
-            inputs = x.replace(feats)
-            times = {}
-            for path in tuning.PATHS:
-                try:
-                    with tuning.forced(path):
-                        times[path] = _median(partial(ops.subm_conv3d, inputs, w), calls)
-                except MLXSparseError:
-                    continue  # this path cannot run it
-            results.append((tuning.Case(dtype, len(coords), 27, c, c), times))
+    sets = list(itertools.product(sizes, types))
+    with progress_bar("measure", "set") as progress:
+        for done, (rows, dtype) in enumerate(sets, 1):
+            results += _measure_set(surface(rows), dtype, channels, calls)
+            progress(done, len(sets))
+    return results
+
+
+def _measure_set(
+    coords: np.ndarray, dtype: str, channels: list[int], calls: int
+) -> list[tuple[tuning.Case, dict[str, float]]]:
+    results = []
+    x = SparseTensor(coords, mx.zeros((len(coords), 1)), batch_size=1)
+    for c in channels:
+        feats = mx.random.normal((len(coords), c)).astype(TYPES[dtype])
+        w = mx.random.normal((c, 3, 3, 3, c)).astype(TYPES[dtype])
+        inputs = x.replace(feats)
+        times = {}
+        for path in tuning.PATHS:
+            try:
+                with tuning.forced(path):
+                    times[path] = _median(partial(ops.subm_conv3d, inputs, w), calls)
+            except MLXSparseError:
+                continue  # this path cannot run it
+        results.append((tuning.Case(dtype, len(coords), 27, c, c), times))
     return results
 
 
