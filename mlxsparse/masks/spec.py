@@ -23,35 +23,39 @@ def integer(name: str, value: Any) -> int:
     return int(value)
 
 
+class BoundsError(ShapeError, TypeError):
+    """Bounds of a Rect that are no pairs; a TypeError too, as canvas-engineering raises."""
+
+
 @dataclass(frozen=True, init=False)
 class Rect:
     """A half-open box of any number of axes: lo <= position < hi on each; hashable.
 
     ``Rect(((t0, t1), (h0, h1), (w0, w1)))``, ``Rect(ranges=...)`` or flat ``Rect(t0, t1, h0, h1, w0, w1)``.
-    TypeError for an odd number of flat bounds, ShapeError where lo > hi.
+    BoundsError (a ShapeError and a TypeError) for what are no pairs, ShapeError where lo > hi.
     """
 
     ranges: tuple[tuple[int, int], ...]
 
     def __init__(self, *bounds: Any, ranges: Sequence[Sequence[int]] | None = None):
         if ranges is not None and bounds:
-            raise TypeError("Rect takes ranges= or bounds, got both")
+            raise BoundsError("Rect takes ranges= or bounds, got both")
         if len(bounds) == 1:
             ranges, bounds = bounds[0], ()
         if ranges is None:
             if len(bounds) % 2:
-                raise TypeError(
+                raise BoundsError(
                     f"Rect takes pairs of bounds, got {len(bounds)}: {bounds}; write Rect(t0, t1, h0, h1, ..)"
                 )
             ranges = [bounds[i : i + 2] for i in range(0, len(bounds), 2)]
         try:
             pairs = [tuple(pair) for pair in ranges]
         except TypeError:
-            raise TypeError(f"Rect takes pairs ((lo, hi), ..), got {ranges!r}") from None
+            raise BoundsError(f"Rect takes pairs ((lo, hi), ..), got {ranges!r}") from None
         found = []
         for axis, pair in enumerate(pairs):
             if len(pair) != 2:
-                raise TypeError(f"Rect takes pairs (lo, hi), got {pair} on axis {axis}")
+                raise BoundsError(f"Rect takes pairs (lo, hi), got {pair} on axis {axis}")
             lo, hi = (integer("bounds of a Rect", v) for v in pair)
             if lo > hi:
                 raise ShapeError(f"Rect has lo {lo} > hi {hi} on axis {axis}; bounds are half-open, lo <= hi")

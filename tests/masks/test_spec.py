@@ -14,6 +14,12 @@ from mlxsparse.errors import DTypeError, MLXSparseError, ShapeError
 from mlxsparse.masks import MaskSpec, Rect, rect_cover
 
 
+def test_an_odd_rect_is_a_named_error_and_the_sources_type_error():
+    with pytest.raises(MLXSparseError) as caught:
+        Rect(0, 1, 2)
+    assert isinstance(caught.value, TypeError)
+
+
 def test_forms_of_a_rect_are_equal():
     flat, pairs = Rect(0, 2, -1, 3, 4, 4), Rect(((0, 2), (-1, 3), (4, 4)))
     assert flat == pairs == Rect(ranges=[(0, 2), (-1, 3), (4, 4)]) and len({flat, pairs}) == 1
