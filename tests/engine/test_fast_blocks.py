@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxsparse.backend import fast, fast_blocks
+from mlxsparse.backend import fast_blocks
 from mlxsparse.engine.block_index import BlockIndex
 
-pytestmark = pytest.mark.skipif(not fast.available(), reason="numba is not installed")
+pytest.importorskip("numba", reason="needs numba: the fast extra is not installed")
 
 
 @settings(max_examples=40, deadline=None)
