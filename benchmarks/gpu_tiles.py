@@ -1,6 +1,6 @@
-"""Tile shapes of the tiled convolution and the parts of map building, timed on a GPU.
+"""Tile shapes and row orders of the tiled convolution, timed on a GPU; maps: gpu_maps.py.
 
-    python benchmarks/gpu_tiles.py WORK.npz [--cloud surf_1m] [--only parts|orders|forward|grad]
+    python benchmarks/gpu_tiles.py WORK.npz [--cloud surf_1m] [--only orders|forward|grad]
 
 WORK.npz as in gpu.py. Milliseconds: median of synchronised calls (mean of a chain).
 """
@@ -21,7 +21,7 @@ import mlx.core as mx
 import numpy as np
 
 from benchmarks.gpu_cases import measure
-from mlxsparse.backend import kernel_coords, kernel_sites, kernel_tiles, library
+from mlxsparse.backend import kernel_coords, kernel_tiles
 from mlxsparse.backend.kernel_tiles import Tile
 
 HALF, SINGLE = mx.float16, mx.float32
@@ -76,60 +76,6 @@ def show(name: str, run: Callable[[], Any], **options: Any) -> None:
         print(f"{name:64s} {found['sync']:8.3f} ({found['chain']:.3f})", flush=True)
     except Exception as error:
         print(f"{name:64s} {type(error).__name__}: {str(error)[:160]}", flush=True)
-
-
-def parts(coords: mx.array) -> None:
-    """What map building is made of."""
-    n = coords.shape[0]
-    table = kernel_coords.hash_table(coords)
-    nbr = kernel_coords.submanifold_map(table, (3, 3, 3)).nbr
-    wait([table.slots, nbr])
-    print(f"rows {n}, pairs {int((nbr >= 0).sum().item())}")
-    show("bounds of coordinates", lambda: [coords.min(axis=0), coords.max(axis=0)])
-    show("hash insert", lambda: kernel_coords.hash_table(coords).slots)
-    show("27-tap submanifold map", lambda: kernel_coords.submanifold_map(table, (3, 3, 3)))
-    show(
-        "27-tap map by neighbour_map, both sides",
-        lambda: kernel_coords.neighbour_map(table, coords, (3, 3, 3), padding=(1, 1, 1)),
-    )
-    show("fill 27 N with -1", lambda: mx.full((27, n), -1, mx.int32))
-    bit = kernel_tiles._bits((3, 3, 3))
-    groups = (library.blocks(n, 256), 1, 1)
-
-    def keys() -> mx.array:
-        return library.launch("tap_keys", [nbr, bit], [n, 27, 262144], [(n,)], groups)[0]
-
-    made = keys()
-    show("tap keys", keys)
-    show("argsort of the keys", lambda: mx.argsort(made))
-    show("sort of 32-bit keys", lambda: mx.sort(made))
-    wide = made.astype(mx.uint64)
-    show("argsort of 64-bit keys", lambda: mx.argsort(wide))
-    show("cumsum int32", lambda: mx.cumsum(made.astype(mx.int32)))
-    show("order and tiles", lambda: kernel_tiles.tap_tiles(nbr, n, (3, 3, 3))[:3])
-    extent = kernel_sites.extent_of(coords, 8)
-    half = kernel_sites.reached_extent(extent, (2,) * 3, (2,) * 3, (0,) * 3, (1,) * 3, True)
-    show("parents k2 s2 (count read)", lambda: kernel_sites.reached(coords, half, (2,) * 3, (2,) * 3).sites)
-    show(
-        "parents k2 s2, capacity",
-        lambda: kernel_sites.reached(coords, half, (2,) * 3, (2,) * 3, capacity=n).sites,
-    )
-    below = kernel_sites.reached(coords, half, (2,) * 3, (2,) * 3)
-    wait(below.sites)
-    show("window map", lambda: kernel_sites.window_map(coords, below, (2,) * 3))
-    third = kernel_sites.reached_extent(extent, (3,) * 3, (2,) * 3, (1,) * 3, (1,) * 3, True)
-    show(
-        "touched k3 s2 (count read)",
-        lambda: kernel_sites.reached(coords, third, (3,) * 3, (2,) * 3, (1,) * 3).sites,
-    )
-    far = kernel_sites.reached(coords, third, (3,) * 3, (2,) * 3, (1,) * 3).sites
-    show("map k3 s2", lambda: kernel_coords.neighbour_map(table, far, (3,) * 3, (2,) * 3, (1,) * 3))
-    print(f"parents {below.sites.shape[0]}, touched {far.shape[0]}")
-    copied = np.array(coords)  # does a host view slow what reads the array next?
-    show(
-        f"hash insert after a host view ({copied.nbytes >> 20} MiB)",
-        lambda: kernel_coords.hash_table(coords).slots,
-    )
 
 
 def computed(masks: np.ndarray, rows: int) -> int:
@@ -229,17 +175,15 @@ def main() -> int:
     )
     parser.add_argument("work", type=pathlib.Path)
     parser.add_argument("--cloud", default="surf_1m")
-    parser.add_argument("--only", default="", help="parts, orders, forward or grad")
+    parser.add_argument("--only", default="", help="orders, forward or grad")
     options = parser.parse_args()
     mx.set_default_device(mx.gpu)
     coords = mx.array(np.load(options.work)[options.cloud].astype(np.int32)) + 0
     mx.eval(coords)
-    for _ in sweep(coords, options.only) if options.only not in ("parts", "orders") else ():
+    for _ in sweep(coords, options.only) if options.only != "orders" else ():
         pass
     if options.only in ("", "orders"):
         orders(coords)
-    if options.only in ("", "parts"):
-        parts(coords)
     return 0
 
 
