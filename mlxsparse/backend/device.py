@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,6 +42,11 @@ def kernels_everywhere() -> Iterator[None]:
         yield
     finally:
         _kernels_everywhere = before
+
+
+def cache_folder() -> pathlib.Path:
+    """The user's cache folder of mlxsparse: measured paths, compiled CUDA kernels."""
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME", "") or pathlib.Path.home() / ".cache") / "mlxsparse"
 
 
 def trace(message: str, *, once: bool = False) -> None:

@@ -25,7 +25,8 @@ from .arguments import check_coords as check_coords
 from .arguments import check_index as check_index
 from .arguments import numbers as numbers
 from .arguments import read_ints as read_ints
-from .cuda_text import launch_bounds, shared_memory
+from .cuda_compile import NAME, machine_code
+from .cuda_text import launch_bounds, shared_memory, whole
 from .device import trace
 from .kernel_table import KERNELS as KERNELS
 from .kernel_table import Kernel as Kernel
@@ -137,8 +138,41 @@ def _built(make: Factory, name: str, group_bytes: int = 0, bounds: tuple[int, in
     return make(unique_name(name), inputs, outputs, text(f"{name}.metal"), header(kernel), **more)
 
 
+@functools.lru_cache(maxsize=1024)
+def _compiled(
+    name: str, values: tuple[tuple[str, Any], ...], group_bytes: int, bounds: tuple[int, int] | None
+) -> Any:
+    """The kernel as CUDA machine code, called as _built's but without `template`; None: leave it to MLX."""
+    made = machine_code(name, cuda_source(name, dict(values), group_bytes > 0, bounds))
+    if made is None:
+        return None
+    return functools.partial(
+        mx.fast.precompiled_cuda_kernel,
+        name=made[0],
+        compiled_source=made[1],
+        scalars=[],
+        shared_memory=group_bytes,
+        ensure_row_contiguous=True,
+    )
+
+
+def cuda_source(
+    name: str, values: dict[str, Any], dynamic: bool = False, bounds: tuple[int, int] | None = None
+) -> str:
+    """CUDA text of kernel `name`. values: of its template, T as a dtype or its name."""
+    kernel = KERNELS[name]
+    kind = str(values.get("T", "")).removeprefix("mlx.core.")
+    inputs, outputs = (
+        {array: kind if of == "T" else of for array, of in side.items()}
+        for side in (kernel.inputs, kernel.outputs)
+    )
+    constants = {key: kind if key == "T" else values[key] for key in kernel.template}
+    head, body = cuda_prelude() + header(kernel), text(f"{name}.metal")
+    return whole(NAME, {**inputs, "dims": "int32"}, outputs, constants, head, body, bounds, dynamic)
+
+
 def unique_name(name: str) -> str:
-    """A name that changes with the text: MLX keeps CUDA kernels on disk by name, across upgrades of ours."""
+    """A name that changes with the text: MLX knows kernels by name."""
     whole = cuda_prelude() + header(KERNELS[name]) + text(f"{name}.metal")
     return f"mlxsparse_{name}_{hashlib.sha256(whole.encode()).hexdigest()[:10]}"
 
@@ -259,7 +293,12 @@ def _plan(
         "init_value": init,
     }
     bounds = (threads, fit) if fit else None
-    call = _built(make, name, group_bytes if group_bytes > STATIC_BYTES else 0, bounds)
+    dynamic = group_bytes if group_bytes > STATIC_BYTES else 0
+    call = _compiled(name, tuple(values.items()), dynamic, bounds) if make is _cuda else None
+    if call is None:
+        call = _built(make, name, dynamic, bounds)
+    else:
+        del options["template"]
     return Plan(call, options, inputs, not all(map(math.prod, shapes)))
 
 

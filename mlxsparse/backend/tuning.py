@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from ..errors import CheckpointError, MLXSparseError
-from .device import trace
+from .device import cache_folder, trace
 
 PATHS = ("tiles", "rows", "gather")
 VERSION = 1
@@ -90,10 +90,7 @@ def _choice(case: Case, possible: tuple[str, ...], wanted: str, device: str) -> 
 def table_path() -> pathlib.Path:
     """Where the table is: MLXSPARSE_TUNING, else tuning.json in the user's cache folder of mlxsparse."""
     named = os.environ.get("MLXSPARSE_TUNING", "")
-    if named:
-        return pathlib.Path(named)
-    cache = os.environ.get("XDG_CACHE_HOME", "") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(cache) / "mlxsparse" / "tuning.json"
+    return pathlib.Path(named) if named else cache_folder() / "tuning.json"
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxsparse.backend import kernel_conv, kernel_coords, kernel_rows, kernel_tiles, library
+from mlxsparse.backend import cuda_compile, kernel_conv, kernel_coords, kernel_rows, kernel_tiles, library
 from mlxsparse.errors import CapacityError, DeviceError, DTypeError, MLXSparseError, ShapeError, StrideError
 
 
@@ -60,6 +60,67 @@ def test_cuda_gets_shared_memory_and_the_prelude(monkeypatch: Any) -> None:
     declared = re.findall(r"^threadgroup .*\[.*;", library.text("conv.metal"), re.M)
     assert len(declared) == 4 and seen["source"].count("__shared__") == 4
     assert seen["header"].index("#define threadgroup") < seen["header"].index("TILE_CUDA 1")
+
+
+class FakeCompiler:
+    """Stands for NVIDIA's compiler: counts what it compiles."""
+
+    version = "13.0"
+
+    def __init__(self, message: str = "") -> None:
+        self.texts: list[str] = []
+        self.message = message
+
+    def compile(self, text: str, architecture: str) -> tuple[bytes, str]:
+        self.texts.append(text)
+        return (b"" if self.message else b"code of " + text[-40:].encode()), self.message
+
+
+@pytest.fixture
+def compiler(tmp_path: Any, monkeypatch: Any) -> FakeCompiler:
+    made = FakeCompiler()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cuda_compile, "_compiler", lambda: made)
+    monkeypatch.setattr(cuda_compile, "_architecture", lambda: "sm_90a")
+    return made
+
+
+def test_a_cuda_kernel_is_compiled_once_a_machine(
+    compiler: FakeCompiler, tmp_path: Any, monkeypatch: Any
+) -> None:
+    text = library.cuda_source("gather_sum", {"T": mx.float16})
+    name, code = cuda_compile.machine_code("gather_sum", text) or ("", b"")
+    assert f"__global__ void {name}(const __half* " in compiler.texts[0]
+    assert "using T = __half;" in compiler.texts[0]
+    assert cuda_compile.machine_code("gather_sum", text) == (name, code) and len(compiler.texts) == 1
+    assert [p.name for p in (tmp_path / "mlxsparse" / "cuda").iterdir()] == [f"{name}.cubin"]
+    other = cuda_compile.machine_code("gather_sum", text + "// changed")
+    monkeypatch.setattr(cuda_compile, "_architecture", lambda: "sm_80")
+    names = {name, (other or ("",))[0], (cuda_compile.machine_code("gather_sum", text) or ("",))[0]}
+    assert len(compiler.texts) == len(names) == 3  # by text and by architecture
+
+
+def test_without_compiler_or_headers_mlx_compiles(
+    compiler: FakeCompiler, tmp_path: Any, monkeypatch: Any
+) -> None:
+    compiler.message = 'error: could not open source file "cuda_fp16.h"'
+    assert cuda_compile.machine_code("gather_sum", "text") is None
+    monkeypatch.setattr(cuda_compile, "_compiler", lambda: None)
+    assert cuda_compile.machine_code("gather_sum", "text") is None
+    assert not (tmp_path / "mlxsparse").exists()
+
+
+def test_a_text_that_is_refused_says_why(compiler: FakeCompiler) -> None:
+    compiler.message = "line 7: expected a ;"
+    with pytest.raises(MLXSparseError, match="gather_sum does not compile for sm_90a: line 7"):
+        cuda_compile.machine_code("gather_sum", "text")
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(compiler: FakeCompiler, tmp_path: Any) -> None:
+    (tmp_path / "mlxsparse").write_text("a file where the folder should be")
+    for _ in range(2):
+        assert cuda_compile.machine_code("gather_sum", "text") is not None
+    assert len(compiler.texts) == 2
 
 
 def test_without_a_gpu_the_library_says_so(monkeypatch: Any) -> None:

@@ -6,39 +6,32 @@ see: whether the results are right.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import pathlib
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import mlx.core as mx
 
 from mlxsparse.backend import kernel_block_tiles, kernel_blocks, kernel_segments, kernel_tiles, library
-from mlxsparse.backend.cuda_text import launch_bounds
+from mlxsparse.backend.cuda_compile import Compiler, header_folders
 
 WHEELS = "nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
-ARCHITECTURES = ("sm_80", "sm_90")
+ARCHITECTURES = ("sm_80", "sm_90a")
 LARGE = ("block_flash", "block_tiles", "conv_tiles", "conv_tiles_grad")  # in threadgroup memory
-_TYPES = {"int32": "int", "uint32": "unsigned int", "uint64": "unsigned long", "float32": "float"}
-_INCLUDES = """#include <cuda_fp16.h>
-#include <cuda_bf16.h>
-#include <cooperative_groups.h>
-#include <cuda/std/limits>
-#define inf cuda::std::numeric_limits<float>::infinity()
-"""
 
 
 def sources() -> Iterator[tuple[str, str]]:
     """(variant, CUDA text) of every kernel, floating-point type and way to multiply float32."""
     for name, kernel in library.KERNELS.items():
-        floats = ("float", "__half", "__nv_bfloat16") if "T" in kernel.template else ("float",)
         modes = range(3) if "EXACT" in kernel.template else (0,)
-        for kind, exact in itertools.product(floats, modes):
-            if exact and kind != "float":
+        kinds = kernel.floats if "T" in kernel.template else ("float32",)
+        for kind, exact in itertools.product(kinds, modes):
+            if exact and kind != "float32":
                 continue
-            for values in shapes(name, 4 if kind == "float" else 2, exact):
-                yield source(name, kernel, kind, {**values, "EXACT": exact})
+            for values in shapes(name, 4 if kind == "float32" else 2, exact):
+                yield source(name, {"T": kind, **values, "EXACT": exact})
 
 
 def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
@@ -82,60 +75,23 @@ def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
         yield kernel_tiles.FEW[True, itemsize, exact]._asdict()
 
 
-def source(name: str, kernel: library.Kernel, kind: str, values: dict[str, int]) -> tuple[str, str]:
-    arrays = [f"const {_TYPES.get(t, kind)}* {n}" for n, t in kernel.inputs.items()]
-    arrays += ["const int* dims", *(f"{_TYPES.get(t, kind)}* {n}" for n, t in kernel.outputs.items())]
-    constants = [f"  constexpr int {p} = {values[p]};\n" for p in kernel.template if p != "T"]
-    text = (  # as MLX builds it; dynamic, since a fixed array is limited to 48 KB
-        _INCLUDES
-        + library.cuda_prelude()
-        + library.header(kernel)
-        + launch_bounds((32 * values["WM"] * values["WN"], values["FIT"]) if values.get("FIT") else None)
-        + f"\nnamespace mlx::core::cu {{\n__global__ void kernel({', '.join(arrays)}) {{\n"
-        + "".join(constants)
-        + (f"  using T = {kind};\n" if "T" in kernel.template else "")
-        + library.shared_memory(library.text(f"{name}.metal"), dynamic=name in LARGE)
-        + "\n}\n}\n"
-    )
-    return f"{name}[{kind}, {values}]", text
+def source(name: str, values: dict[str, Any]) -> tuple[str, str]:
+    bounds = (32 * values["WM"] * values["WN"], values["FIT"]) if values.get("FIT") else None
+    return f"{name}[{values}]", library.cuda_source(name, values, name in LARGE, bounds)
 
 
-def _find(pattern: str) -> list[pathlib.Path]:
-    return [p for place in sys.path for p in sorted(pathlib.Path(place or ".").glob(f"nvidia/{pattern}"))]
-
-
-class Compiler:
-    """NVRTC from an nvidia-cuda-nvrtc wheel."""
-
-    def __init__(self) -> None:
-        found = _find("*/lib/libnvrtc.so.*")
-        if not found:
-            raise FileNotFoundError(f"libnvrtc not found: pip install {WHEELS}")
-        self.library = ctypes.CDLL(str(found[0]))
-        self.includes = [*_find("*/include"), *_find("*/include/cccl")]
-
-    def errors(self, text: str, architecture: str) -> str:
-        """What NVRTC says about a text that it refuses; empty when it compiles."""
-        program = ctypes.c_void_p()
-        self.library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
-        options = [f"--gpu-architecture={architecture}", "--device-as-default-execution-space", "--std=c++20"]
-        options += [f"--include-path={path}" for path in self.includes]
-        array = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
-        if self.library.nvrtcCompileProgram(program, len(options), array) == 0:
-            log = ""
-        else:
-            size = ctypes.c_size_t()
-            self.library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-            buffer = ctypes.create_string_buffer(size.value)
-            self.library.nvrtcGetProgramLog(program, buffer)
-            log = buffer.value.decode() or "refused without a message"
-        self.library.nvrtcDestroyProgram(ctypes.byref(program))
-        return log
+def compiler() -> Compiler:
+    """From an nvidia-cuda-nvrtc wheel."""
+    places = [pathlib.Path(place or ".") for place in sys.path]
+    found = next((p for place in places for p in sorted(place.glob("nvidia/*/lib/libnvrtc.so.*"))), None)
+    if found is None:
+        raise FileNotFoundError(f"libnvrtc not found: pip install {WHEELS}")
+    return Compiler(found, header_folders())
 
 
 def main() -> int:
     try:
-        compiler = Compiler()
+        found = compiler()
     except FileNotFoundError as error:
         print(f"nvrtc: {error}", file=sys.stderr)
         return 2
@@ -143,10 +99,10 @@ def main() -> int:
     for variant, text in sources():
         for architecture in ARCHITECTURES:
             count += 1
-            log = compiler.errors(text, architecture)
-            if log:
+            message = found.compile(text, architecture)[1]
+            if message:
                 bad += 1
-                print(f"FAIL {variant} {architecture}\n{log[:2000]}")
+                print(f"FAIL {variant} {architecture}\n{message[:2000]}")
     print(f"{count - bad} of {count} variants compile for CUDA")
     return int(bad > 0)
 
