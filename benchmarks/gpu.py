@@ -11,6 +11,7 @@ spconv (torch with CUDA, spconv-cu126) runs in processes of its own: benchmarks/
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import os
@@ -28,8 +29,8 @@ import mlx.optimizers
 import numpy as np
 
 import mlxsparse as ms
-from benchmarks import gpu_static
-from benchmarks.gpu_cases import BLOCKS, CHANNELS, CLASSES, CLOUDS, IN_CHANNELS, LEVELS, measure
+from benchmarks import gpu_cases, gpu_static
+from benchmarks.gpu_cases import BLOCKS, CHANNELS, CLASSES, CLOUDS, IN_CHANNELS, LEVELS
 from mlxsparse.models.minkunet import MinkUNet, ModelArgs
 
 PRECISIONS = {  # name -> (dtype, MLXSPARSE_FP32)
@@ -40,6 +41,7 @@ PRECISIONS = {  # name -> (dtype, MLXSPARSE_FP32)
     "fp32 exact": (mx.float32, "exact"),
 }
 Result = dict[str, float]
+measure = functools.partial(gpu_cases.measure, peak=mx.get_peak_memory)
 
 
 def wait(result: Any) -> None:
@@ -250,7 +252,7 @@ def main() -> int:
     )
     work = np.load(options.work)
     figures: dict[str, Result] = {}
-    print(f"{'case':62s} {'sync (chain) ms':>22s} {'spconv':>20s} {'ratio':>14s} {'peak MiB':>9s}")
+    print(f"{'case':62s} {'sync (chain) ms':>22s} {'spconv':>20s} {'ratio':>14s} {'peak MiB, ratio':>15s}")
 
     def report(name: str, case: Callable[[], Result]) -> None:
         mx.clear_cache()
@@ -260,16 +262,17 @@ def main() -> int:
         except Exception as error:  # a case that fails is a result, and the others are wanted too
             print(f"{name:62s} {type(error).__name__}: {str(error)[:200]}", flush=True)
             return
-        found["peak MiB"] = mx.get_peak_memory() // 2**20
+        found.setdefault("peak MiB", mx.get_peak_memory() // 2**20)
         figures[name] = found
         other = others.get(name.partition(", compiled")[0])
-        beside, ratio = "", ""
+        beside, ratio, memory = "", "", str(found["peak MiB"])
         if other:
             beside = f"{other['sync']:.3f} ({other['chain']:.3f})"
             ratio = f"{found['sync'] / other['sync']:.2f} ({found['chain'] / other['chain']:.2f})"
+            memory += f" {found['peak MiB'] / max(1, other['peak MiB']):.2f}"
         more = " ".join(f"{k} {v}" for k, v in found.items() if k not in ("sync", "chain", "peak MiB"))
         ours = f"{found['sync']:.3f} ({found['chain']:.3f})"
-        print(f"{name:62s} {ours:>22s} {beside:>20s} {ratio:>14s} {found['peak MiB']:>9d} {more}", flush=True)
+        print(f"{name:62s} {ours:>22s} {beside:>20s} {ratio:>14s} {memory:>15s} {more}", flush=True)
 
     for name, case in ceilings():
         if options.only in name:

@@ -16,11 +16,13 @@ def measure(
     wait: Callable[[Any], None],
     calls: int = 20,
     chain: Callable[[int], Any] | None = None,
+    peak: Callable[[], int] | None = None,
 ) -> dict[str, float]:
     """Milliseconds: median of synchronised calls, and mean of a chain of them inside one wait.
 
     wait(result) returns when the device has it. chain(n) makes n calls of which each needs the one before;
-    default: n independent ones.
+    default: n independent ones. peak(): the device's largest use of memory in bytes, read after the
+    synchronised calls ("peak MiB"), as a chain may hold the results of many calls.
     """
     for _ in range(3):
         wait(run())
@@ -29,6 +31,7 @@ def measure(
         start = time.perf_counter()
         wait(run())
         single.append(time.perf_counter() - start)
+    found = {} if peak is None else {"peak MiB": peak() // 2**20}
     linked = chain or (lambda n: [run() for _ in range(n)])
     wait(linked(calls))
     best = float("inf")
@@ -36,4 +39,4 @@ def measure(
         start = time.perf_counter()
         wait(linked(calls))
         best = min(best, (time.perf_counter() - start) / calls)
-    return {"sync": round(1e3 * sorted(single)[calls // 2], 4), "chain": round(1e3 * best, 4)}
+    return {"sync": round(1e3 * sorted(single)[calls // 2], 4), "chain": round(1e3 * best, 4), **found}

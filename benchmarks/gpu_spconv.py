@@ -39,11 +39,10 @@ def report(name, run, calls=20, chain=None):
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     try:
-        found = measure(run, wait, calls, chain)
+        found = measure(run, wait, calls, chain, torch.cuda.max_memory_allocated)
     except Exception as error:
         print(f"{name}: {error}", file=sys.stderr)
         return
-    found["peak MiB"] = torch.cuda.max_memory_allocated() // 2**20
     print(json.dumps({name: found}), flush=True)
 
 
