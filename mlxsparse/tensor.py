@@ -250,8 +250,8 @@ class SparseTensor(tuple):
 
     @property
     def clean(self) -> bool:
-        """Whether padding rows are known to be 0; a tensor that MLX put together can hold anything."""
-        return self._key is not None and not self._key.rebuilt
+        """Whether padding rows are known to be 0; in one that MLX put together they can hold anything."""
+        return self._key is not None and (not self._key.rebuilt or self._key.full)
 
     @property
     def num_active(self) -> int:

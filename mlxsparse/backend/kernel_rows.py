@@ -24,7 +24,6 @@ from .library import (
     unread,
 )
 
-PARTS = 1024  # partial sums of a column, at most
 MODES = {"sum": 0, "mean": 1, "max": 2, "min": 3, "first": 4}
 PIECE = 1024  # rows of one partial sum of a long segment
 
@@ -221,46 +220,3 @@ def batch_reduce(x: mx.array, order: mx.array, counts: np.ndarray, mode: str) ->
         return total, filled(total.shape, -1, mx.int32)
     row = mx.take_along_axis(winner, mx.maximum(piece, 0), axis=0)
     return total, mx.where(piece < 0, mx.array(-1, mx.int32), row)
-
-
-# ---------------------------------------------------------------- columns
-
-
-def column_moments(x: mx.array, active: int | mx.array) -> tuple[mx.array, mx.array, mx.array]:
-    """shift, mean - shift and biased variance of the first `active` rows of x (N, C), float32 (C,) each.
-
-    The shift is the first row, so that a large mean costs the variance and the rest of the mean nothing.
-    """
-    check_array("x", x, 2)
-    shift = x[0].astype(mx.float32) if x.shape[0] else filled((x.shape[1],), 0, mx.float32)
-    mean, var = _columns(x, x, shift, unread_columns(x), active, 0)
-    return shift, mean, var
-
-
-def column_sums_with(
-    ct: mx.array, x: mx.array, shift: mx.array, mean: mx.array, active: int | mx.array
-) -> tuple[mx.array, mx.array]:
-    """Sums over the first `active` rows of ct, and of ct * (x - shift - mean): float32 (C,) each."""
-    check_array("ct", ct, 2)
-    if ct.shape != x.shape:
-        raise ShapeError(f"ct has shape {tuple(ct.shape)}, x {tuple(x.shape)}; they must be equal")
-    sums = _columns(x, ct, shift, mean, active, 1)
-    return sums[0], sums[1]
-
-
-def unread_columns(x: mx.array) -> mx.array:
-    return filled((x.shape[1],), 0, mx.float32)
-
-
-def _columns(
-    x: mx.array, ct: mx.array, shift: mx.array, delta: mx.array, active: int | mx.array, mode: int
-) -> mx.array:
-    n, channels = x.shape
-    rows = blocks(max(256, blocks(n, PARTS)), 8) * 8
-    parts = blocks(n, rows)
-    across = blocks(channels, 32)
-    dims = [n, channels, active, rows, mode]
-    inputs = [x, ct.astype(x.dtype), shift, delta]
-    made = launch("column_parts", inputs, dims, [(parts, 2, channels)], (parts, across, 1), dtype=x.dtype)[0]
-    dims = [parts, channels, active, rows, mode]
-    return launch("column_total", [made], dims, [(2, channels)], (1, across, 1))[0]

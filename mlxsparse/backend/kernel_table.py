@@ -18,7 +18,7 @@ class Kernel(NamedTuple):
     floats: tuple[str, ...] = FLOATS  # what T can be
 
 
-_HASH, _ROWS = ("coord_hash.h",), ("rows.h",)
+_HASH, _ROWS, _NORM = ("coord_hash.h",), ("rows.h",), ("norm.h",)
 _SITES, _BITS, _OWN = ("site_bits.h",), {"bits": _U, "before": _I, "ends": _I}, {"nbr": _I, "keys": _U}
 _BLOCK, _ATTEND = ("tile.h", "stage.h"), ("tile.h", "stage.h", "attend.h", "block_scores.h")
 _QKV = {"q": _T, "k": _T, "v": _T, "marks": _F, "scale": _F, "bias": _F}
@@ -51,8 +51,6 @@ KERNELS: dict[str, Kernel] = {
         ("T", "MODE", "TA", "TB", "NA", "NB", "SIDE", "BK", "STAGES", "KEEP", "EXACT"), FLOATS[1:],
     ),
     "candidates": Kernel({"coords": _I}, {"sites": _I, "status": _U}),
-    "column_parts": Kernel({"x": _T, "ct": _T, "shift": _F, "delta": _F}, {"parts": _F}, (), ("T",)),
-    "column_total": Kernel({"parts": _F}, {"total": _F}),
     "compact": Kernel({"flags": _U, "places": _I}, {"rows": _I}),
     "conv": Kernel({"x": _T, "weight": _T, "bias": _F, "nbr": _I}, {"y": _T}, ("tile.h",), ("T", "EXACT")),
     "conv_weight_grad": Kernel({"ct": _T, "x": _T, "nbr": _I}, {"parts": _F}, ("tile.h",), ("T", "EXACT")),
@@ -77,6 +75,18 @@ KERNELS: dict[str, Kernel] = {
     "max_pool": Kernel({"x": _T, "nbr": _I}, {"y": _T, "winner": _I}, _ROWS, ("T",)),
     "max_pool_grad": Kernel({"ct": _T, "winner": _I, "back": _I}, {"dx": _T}, _ROWS, ("T",)),
     "neighbour_map": Kernel({"coords": _I, "table": _U, "queries": _I}, {"nbr": _I, "back": _I}, _HASH),
+    "norm_apply": Kernel(
+        {"x": _T, "add": _T, "stats": _F, "weight": _F, "bias": _F}, {"y": _T}, _NORM, ("T",)
+    ),
+    "norm_grad": Kernel(
+        {"x": _T, "ct": _T, "stats": _F, "sums": _F, "weight": _F, "bias": _F}, {"dx": _T}, _NORM, ("T",)
+    ),
+    "norm_moments": Kernel({"x": _T}, {"parts": _F}, _NORM, ("T",)),
+    "norm_sums": Kernel(
+        {"x": _T, "ct": _T, "y": _T, "stats": _F, "weight": _F, "bias": _F},
+        {"parts": _F, "g": _T}, _NORM, ("T",),
+    ),
+    "norm_total": Kernel({"parts": _F, "stats": _F}, {"total": _F}, _NORM),
     "row_dots": Kernel({"a": _T, "b": _T}, {"y": _F}, (), ("T",)),
     "scatter_rows": Kernel({"x": _T, "rows": _I}, {"y": _T}, _ROWS, ("T",)),
     "segment_attend": Kernel(

@@ -117,15 +117,23 @@ def normalize(
 
 
 def normalize_all(
-    x: mx.array, weight: mx.array | None, bias: mx.array | None, count: int | mx.array, eps: float
+    x: mx.array,
+    weight: mx.array | None,
+    bias: mx.array | None,
+    count: int | mx.array,
+    eps: float,
+    *,
+    relu: bool = False,
+    add: mx.array | None = None,
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """`normalize` of one span, the first `count` rows."""
-    if isinstance(count, int):
+    """`normalize` of one span, the first `count` rows; relu, add: norm_kernel.normalize_columns, kernels only."""
+    if executor() == "host":
+        assert isinstance(count, int) and not relu and add is None  # the host knows it
         return normalize(x, weight, bias, Spans(None, np.array([count])), eps)
     channels = x.shape[1]
     weight = mx.ones((channels,)) if weight is None else weight
     bias = mx.zeros((channels,)) if bias is None else bias
-    return norm_kernel.normalize_columns(x, weight, bias, count, eps)
+    return norm_kernel.normalize_columns(x, weight, bias, count, eps, relu=relu, add=add)
 
 
 def normalize_rows(

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from ..backend import kernel_items, kernel_rows
-from ..backend.autodiff import differentiable
-from ..backend.library import filled, fused
-from .tables import column_sums, floats, integers, item_of_rows, live_item, rows_of_ranks, span_sums
+from ..backend import kernel_items, kernel_norm, kernel_rows
+from ..backend.autodiff import Gradient, differentiable
+from ..backend.library import filled
+from .tables import column_sums, floats, integers, item_of_rows, rows_of_ranks, span_sums
 
 if TYPE_CHECKING:
     from .norm import Spans
@@ -126,70 +126,61 @@ def normalize(
 
 
 def normalize_columns(
-    x: mx.array, weight: mx.array, bias: mx.array, count: int | mx.array, eps: float
+    x: mx.array,
+    weight: mx.array,
+    bias: mx.array,
+    count: int | mx.array,
+    eps: float,
+    *,
+    relu: bool = False,
+    add: mx.array | None = None,
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """As norm.normalize of one span of the first `count` rows, each sum over rows in one pass."""
-    dtype, size = x.dtype, x.shape[0]
-    shift, mean, var = kernel_rows.column_moments(mx.stop_gradient(x), count)
-    rows = mx.maximum(mx.array(count, mx.int32), 1).astype(mx.float32)
-    live = None if isinstance(count, int) and count == size else live_item(size, count)[:, None] >= 0
-    epsilon = mx.array(eps)
+    """As norm.normalize of one span of the first `count` rows; then plus `add` (N, C), then a ReLU, in one pass.
 
-    def masked(y: mx.array) -> mx.array:
-        return y if live is None else mx.where(live, y, mx.zeros((), y.dtype))
-
-    def forward(x: mx.array, w: mx.array, b: mx.array) -> mx.array:
-        return masked(_standard(x, shift, mean, var, epsilon, w, b).astype(dtype))
-
+    `add` takes part in no statistics, its rows at and past `count` are not read, and it needs `relu`.
+    """
+    if x.shape[0] == 0 or x.size == 0:
+        zero = filled((1, x.shape[1]), 0, mx.float32)
+        return _nothing(x, weight, bias), zero, zero
+    cut = mx.stop_gradient
+    stats = kernel_norm.moments(cut(x), count)
+    scale, shift = (cut(v).astype(mx.float32) for v in (weight, bias))
+    whole = kernel_norm.Affine(stats, scale, shift, eps, relu)
     held: list[tuple[mx.array, mx.array]] = []
+    result: list[mx.array] = []
+
+    def forward(x: mx.array, w: mx.array, b: mx.array, *more: mx.array) -> mx.array:
+        y = kernel_norm.apply(x, whole, count, more[0] if more else None)
+        result[:] = [y] if more else []
+        return y
 
     def sums(ct: mx.array, x: mx.array) -> tuple[mx.array, mx.array]:
-        # The three gradients of one backward pass have one cotangent: a forward pass is walked back once.
+        # The gradients of one backward pass have one cotangent: a forward pass is walked back once.
         if not held:
-            held.append(kernel_rows.column_sums_with(ct, x, shift, mean, count))
+            ct = mx.contiguous(ct)  # a slice would be copied for each kernel
+            held.append(kernel_norm.gradient_sums(ct, x, whole, count, *result))
         return held[0]
 
-    def input_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
-        plain, crossed = sums(ct, x)
-        return masked(_standard_gradient(ct, x, shift, mean, var, epsilon, w, plain / rows, crossed / rows))
+    def input_gradient(ct: mx.array, x: mx.array, *_: mx.array) -> mx.array:
+        total, g = sums(ct, x)
+        masked = relu and not result  # else g has passed the ReLU
+        return kernel_norm.input_gradient(g, x, whole._replace(relu=masked), total, count)
 
-    def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
-        crossed = sums(ct, x)[1]
-        return (crossed * mx.rsqrt(var + epsilon)).astype(w.dtype)
+    def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, *_: mx.array) -> mx.array:
+        return sums(ct, x)[0][2].astype(w.dtype)
 
-    def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
-        return sums(ct, x)[0].astype(b.dtype)
+    def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array, *_: mx.array) -> mx.array:
+        return sums(ct, x)[0][0].astype(b.dtype)
 
-    gradients = (input_gradient, weight_gradient, bias_gradient)
-    y = differentiable("normalization", forward, gradients, x, weight, bias)
-    return y, (shift + mean)[None], var[None]
+    def added_gradient(ct: mx.array, x: mx.array, *_: mx.array) -> mx.array:
+        return sums(ct, x)[1]
 
-
-@fused
-def _standard(
-    x: mx.array, shift: mx.array, mean: mx.array, var: mx.array, eps: mx.array, w: mx.array, b: mx.array
-) -> mx.array:
-    scale = mx.rsqrt(var + eps) * w.astype(mx.float32)
-    return ((x.astype(mx.float32) - shift - mean) * scale + b.astype(mx.float32)).astype(x.dtype)
-
-
-@fused
-def _standard_gradient(
-    ct: mx.array,
-    x: mx.array,
-    shift: mx.array,
-    mean: mx.array,
-    var: mx.array,
-    eps: mx.array,
-    w: mx.array,
-    plain: mx.array,
-    crossed: mx.array,
-) -> mx.array:
-    """plain and crossed: means over rows of ct, and of ct * (x - mean)."""
-    rstd = mx.rsqrt(var + eps)
-    off = x.astype(mx.float32) - shift - mean
-    dx = (ct.astype(mx.float32) - plain - off * (rstd * rstd * crossed)) * (rstd * w.astype(mx.float32))
-    return dx.astype(x.dtype)
+    gradients: tuple[Gradient, ...] = (input_gradient, weight_gradient, bias_gradient)
+    if add is None:
+        y = differentiable("normalization", forward, gradients, x, weight, bias)
+    else:
+        y = differentiable("normalization", forward, (*gradients, added_gradient), x, weight, bias, add)
+    return y, stats[:1], stats[2:]
 
 
 def normalize_rows(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from ..backend import kernel_rows
+from ..backend import kernel_norm, kernel_rows
 from ..backend.library import filled, numbers
 from .device_map import DeviceMap, of_pairs
 from .neighbors import TapPairs, Windows
@@ -78,7 +78,4 @@ def span_sums(x: mx.array, order: mx.array, counts: np.ndarray) -> mx.array:
 
 def column_sums(x: mx.array, count: int | mx.array) -> mx.array:
     """Sum (C,) float32 of the first `count` rows."""
-    if isinstance(count, mx.array):
-        live = numbers(x.shape[0])[:, None] < count
-        x, count = mx.where(live, x, mx.zeros((), x.dtype)), x.shape[0]
-    return span_sums(x, rows_of_ranks(None, count), np.array([count]))[0]
+    return kernel_norm.column_sums(x, count) if x.size else filled((x.shape[1],), 0, mx.float32)

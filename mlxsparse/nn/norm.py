@@ -6,18 +6,31 @@ the result has the type of the features, and padding takes no part.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx.nn import Module
 
+from ..backend import executor
 from ..backend.library import fused
 from ..engine import norm, norm_kernel
 from ..errors import ShapeError
 from ..ops.check import check_tensor
-from ..tensor import SparseTensor
-from .activations import live_rows
+from ..tensor import SparseTensor, require_same_key
+from .activations import ReLU, live_rows
+
+
+def norm_act(norm: Module, act: Module, x: SparseTensor, add: SparseTensor | None = None) -> SparseTensor:
+    """``act(norm(x) + add)``, without `add` ``act(norm(x))``, for layers and a tensor with x's key.
+
+    Where kernels run, a BatchNorm, the sum and a ReLU are one pass over the features, back as well.
+    """
+    if type(norm) is BatchNorm and type(act) is ReLU and executor() == "kernel":
+        return norm._apply(x, relu=True, add=add)
+    y = norm(x)
+    return act(y if add is None else y + add)
 
 
 @fused
@@ -27,6 +40,34 @@ def _running(
     scale = mx.rsqrt(var + eps)
     shift = -mean * scale
     return (x.astype(mx.float32) * (scale * weight) + (shift * weight + bias)).astype(x.dtype)
+
+
+@fused
+def _running_relu(
+    x: mx.array, mean: mx.array, var: mx.array, eps: mx.array, weight: mx.array, bias: mx.array
+) -> mx.array:
+    scale = mx.rsqrt(var + eps)
+    y = x.astype(mx.float32) * (scale * weight) + (bias - mean * scale * weight)
+    return mx.maximum(y, 0.0).astype(x.dtype)
+
+
+@fused
+def _running_add_relu(
+    x: mx.array, mean: mx.array, var: mx.array, eps: mx.array, weight: mx.array, bias: mx.array, add: mx.array
+) -> mx.array:
+    scale = mx.rsqrt(var + eps)
+    y = x.astype(mx.float32) * (scale * weight) + (bias - mean * scale * weight)
+    return mx.maximum(y + add.astype(mx.float32), 0.0).astype(x.dtype)
+
+
+@fused
+def _moved(running: mx.array, value: mx.array, share: mx.array, factor: mx.array) -> mx.array:
+    return (1 - share) * running + share * (value * factor)
+
+
+@functools.lru_cache(maxsize=256)
+def _scalar(value: float) -> mx.array:
+    return mx.array(value, mx.float32)
 
 
 class BatchNorm(Module):
@@ -64,31 +105,41 @@ class BatchNorm(Module):
         return self.freeze(keys=["running_mean", "running_var"], recurse=False)
 
     def __call__(self, x: SparseTensor) -> SparseTensor:
+        return self._apply(x)
+
+    def _apply(self, x: SparseTensor, relu: bool = False, add: SparseTensor | None = None) -> SparseTensor:
+        """The layer, then plus `add`, then a ReLU: on a GPU in one pass; `add` only with `relu`."""
         _check(x, self.num_features, self)
+        if add is not None:
+            require_same_key(x, add, "+")
         weight, bias = self.get("weight"), self.get("bias")
         if not self.training and self.track_running_stats:
             if weight is None:
                 weight, bias = mx.ones((self.num_features,)), mx.zeros((self.num_features,))
-            eps = mx.array(self.eps)
-            return x.replace(_running(live_rows(x), self.running_mean, self.running_var, eps, weight, bias))
+            rows = [live_rows(x), self.running_mean, self.running_var, _scalar(self.eps), weight, bias]
+            if add is not None:
+                return x.replace(_running_add_relu(*rows, live_rows(add))).noting(add)
+            return x.replace(_running_relu(*rows) if relu else _running(*rows))
         n = x.active
-        y, mean, var = norm.normalize_all(x.feats, weight, bias, n, self.eps)
+        more = add if add is None else add.feats
+        y, mean, var = norm.normalize_all(x.feats, weight, bias, n, self.eps, relu=relu, add=more)
         if self.training and self.track_running_stats:
             self._track(mean[0], var[0], n)
-        return x.replace(y, clean=True)
+        y = x.replace(y, clean=True)
+        return y if add is None else y.noting(add)
 
     def _track(self, mean: mx.array, var: mx.array, n: int | mx.array) -> None:
+        share = _scalar(self.momentum)
         if isinstance(n, int):
             if n == 0:  # no rows say nothing about the data
                 return
-            moved: float | mx.array = self.momentum
-            unbiased = var * (n / max(n - 1, 1))
+            factor = _scalar(n / max(n - 1, 1))
         else:
             rows = n.astype(mx.float32)
-            moved = mx.where(n == 0, 0.0, self.momentum)
-            unbiased = var * (rows / mx.maximum(rows - 1, 1))
-        for name, value in (("running_mean", mean), ("running_var", unbiased)):
-            self[name] = (1 - moved) * self[name] + moved * value
+            share = mx.where(n == 0, _scalar(0.0), share)
+            factor = rows / mx.maximum(rows - 1, 1)
+        self.running_mean = _moved(self.running_mean, mean, share, _scalar(1.0))
+        self.running_var = _moved(self.running_var, var, share, factor)
 
     def _extra_repr(self) -> str:
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={'weight' in self}"

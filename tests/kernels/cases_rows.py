@@ -221,26 +221,6 @@ def one(dtype: mx.Dtype) -> None:
         equal(got.astype(mx.float32), np.array([[3.0]]))
 
 
-def columns(dtype: mx.Dtype) -> None:
-    """Moments and sums of columns: many parts, a large mean, padding of NaN, no rows and one."""
-    large = sized(600, 300_000)
-    for n, c, active in ((1, 3, 1), (600, 40, 590), (600, 3, 512), (600, 2, 0), (large, 5, large)):
-        x, x64 = values(n, (n, c), dtype)
-        x = mx.concatenate([x[:active], mx.full((n - active, c), float("nan"), dtype)])
-        ct, ct64 = values(n + 1, (n, c), dtype)
-        shift, mean, var = kr.column_moments(x, active)
-        one, two = kr.column_sums_with(ct, x, shift, mean, mx.array(active, mx.int32))
-        if active == 0:
-            continue
-        live, g = x64[:active], ct64[:active]
-        close(shift + mean, live.mean(axis=0), mx.float32, "mean", least=1.0)
-        close(var, live.var(axis=0), mx.float32, "variance", least=1.0)
-        close(one, g.sum(axis=0), mx.float32, "sum", least=n**0.5)
-        close(two, (g * (live - live.mean(axis=0))).sum(axis=0), mx.float32, "product", least=n**0.5)
-    far = mx.array(1e6 + np.arange(512)[:, None] % 2, mx.float32)
-    close(kr.column_moments(far, 512)[2], np.array([0.25]), mx.float32, "variance of a large mean")
-
-
 CASES: dict[str, Case] = {}
 for _name, _dtype in DTYPES.items():
     for _case in (
@@ -254,7 +234,6 @@ for _name, _dtype in DTYPES.items():
         global_pool,
         empty,
         one,
-        columns,
     ):
         CASES[f"{_case.__name__}-{_name}"] = partial(_case, _dtype)
 CASES["sum_pool_1000_channels-f32"] = partial(sum_pool, mx.float32, channels=1000, n=10)

@@ -20,6 +20,7 @@ from . import (
     cases_blocks,
     cases_conv,
     cases_coords,
+    cases_norm,
     cases_rows,
     cases_segments,
     cases_sites,
@@ -36,6 +37,7 @@ PARTS = {
     "sites": cases_sites,
     "conv": cases_conv,
     "tiles": cases_tiles,
+    "norm": cases_norm,
     "rows": cases_rows,
     "segments": cases_segments,
 }

@@ -27,14 +27,11 @@ from .lint import without_comments
 # Each in a process of its own: a mutant may write anywhere, or never end.
 MODES = [*(Mode(seed=s, sanitizer="address") for s in (0, 1, 2)), Mode(seed=3, sanitizer="thread")]
 _TURNED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
-_HEADERS = ("attend.h", "coord_hash.h", "rows.h", "stage.h", "tile.h")
+_HEADERS = ("attend.h", "coord_hash.h", "norm.h", "rows.h", "stage.h", "tile.h")
 # (file, broken line) of mutants that mean the same as the kernel, and why.
 EQUIVALENT = {
     ("block_softmax.metal", "for (int pass = 0; pass <= 2; pass++) {"): "the last pass again",
     ("block_softmax_grad.metal", "for (int pass = 0; pass <= 2; pass++) {"): "the last pass again",
-    ("column_parts.metal", "for (int s = 0; s <= 8; s++) two += sums[s * 32 + lane];"): (
-        "adds what the first simdgroup left of the second sum, 0 in this mode"
-    ),
     (
         "conv.metal",
         "if (tid <= BM && row0 + tid < rows_out) "
