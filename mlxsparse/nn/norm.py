@@ -125,8 +125,8 @@ class BatchNorm(Module):
         y, mean, var = norm.normalize_all(x.feats, weight, bias, n, self.eps, relu=relu, add=more)
         if self.training and self.track_running_stats:
             self._track(mean[0], var[0], n)
-        y = x.replace(y, clean=True)
-        return y if add is None else y.noting(add)
+        made = x.replace(y, clean=True)
+        return made if add is None else made.noting(add)
 
     def _track(self, mean: mx.array, var: mx.array, n: int | mx.array) -> None:
         share = _scalar(self.momentum)

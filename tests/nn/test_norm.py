@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import mlxsparse as ms
 from mlxsparse.backend import host
-from mlxsparse.errors import ShapeError, TransformError
+from mlxsparse.errors import IdentityError, ShapeError, TransformError
 from mlxsparse.testing import oracle
 from mlxsparse.testing.adapt import from_numpy, to_numpy
 from mlxsparse.testing.strategies import features, permutations, sites
@@ -241,3 +241,95 @@ def test_errors():
     inner = mx.grad(lambda f: layer(x.replace(f)).feats[0, 0])
     with pytest.raises(TransformError, match="second gradient"):
         mx.grad(lambda f: inner(f).sum())(x.feats)
+
+
+# ---------------------------------------------------------------- with a sum and a ReLU
+
+
+def followed(training, seed=0, dtype=mx.float32, channels=C):
+    """A BatchNorm with parameters and statistics of its own, a ReLU, and a function of the plain layers."""
+    rng = np.random.default_rng(seed)
+    norm, act = ms.nn.BatchNorm(channels), ms.nn.ReLU()
+    for name, low in (("weight", 0.5), ("bias", -1.0), ("running_mean", -1.0), ("running_var", 0.5)):
+        norm[name] = mx.array(rng.uniform(low, 2, channels).astype(np.float32)).astype(dtype)
+    norm.train(training)
+
+    def plain(x, add=None):
+        y = norm(x)
+        return act(y if add is None else y + add)
+
+    return norm, act, plain
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("added", [True, False])
+@given(case=sites(channels=C, integers=False), data=st.data())
+def test_norm_act_is_the_three_layers(training, added, case, data):
+    coords, feats = case
+    norm, act, plain = followed(training)
+    more = data.draw(features(*feats.shape, integers=False))
+    g = mx.array(data.draw(features(*feats.shape, integers=False)))
+    x = from_numpy(coords, feats, batch_size=4)
+    results = []
+    for call in (plain, lambda x, add=None: ms.nn.norm_act(norm, act, x, add)):
+
+        def run(feats, more, weight, bias, call=call):
+            norm.update({"weight": weight, "bias": bias})
+            return call(x.replace(feats), x.replace(more) if added else None).feats
+
+        before = dict(norm)
+        results.append(mx.vjp(run, [x.feats, mx.array(more), before["weight"], before["bias"]], [g]))
+        statistics = norm["running_mean"], norm["running_var"]
+        norm.update(before)
+        results[-1] += (statistics,)
+    (y, gradients, moved), (wanted, others, also) = results
+    np.testing.assert_allclose(to_numpy(y[0]), to_numpy(wanted[0]), rtol=1e-4, atol=1e-5)
+    for one, other in zip(moved, also):
+        np.testing.assert_allclose(np.array(one), np.array(other), rtol=1e-5)
+    near = np.abs(to_numpy(wanted[0])) < 1e-4  # where rounding decides about the ReLU
+    if near.sum() == (to_numpy(wanted[0]) == 0).sum():
+        for one, other in zip(gradients, others):
+            scale = np.abs(to_numpy(other)).max(initial=0) + np.abs(np.array(g)).max(initial=1)
+            assert np.abs(to_numpy(one) - to_numpy(other)).max(initial=0) <= 1e-3 * scale
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("training", [True, False])
+def test_norm_act_of_half_types_and_poisoned_padding(dtype, training):
+    rng = np.random.default_rng(0)
+    coords = np.unique(rng.integers(0, 3, (60, 4)), axis=0)
+    x = from_numpy(coords, rng.normal(size=(len(coords), 16))).astype(dtype)
+    n = x.num_active
+    norm, act, plain = followed(training, channels=16)
+    norm.set_dtype(dtype)
+    for tensor in (x, poisoned(x)):
+        key = tensor.key
+        y = ms.nn.norm_act(norm, act, tensor, tensor)
+        assert y.dtype == dtype and y.key is key and not to_numpy(y.feats)[n:].any()
+        wanted = to_numpy(plain(tensor, tensor).feats)
+        np.testing.assert_allclose(to_numpy(y.feats), wanted, rtol=2e-2, atol=3e-2)
+        g = mx.grad(lambda f, t=tensor: ms.nn.norm_act(norm, act, t.replace(f), t.replace(f)).feats.sum())
+        gradient = to_numpy(g(tensor.feats))
+        assert np.isfinite(gradient).all() and not gradient[n:].any()
+
+
+def test_norm_act_without_sites_and_of_other_layers():
+    norm, act, plain = followed(True)
+    empty = from_numpy(np.zeros((0, 4)), np.zeros((0, C)), batch_size=2)
+    before = np.array(norm.running_mean)
+    y = ms.nn.norm_act(norm, act, empty, empty)
+    assert y.feats.shape == (0, C) and np.array_equal(np.array(norm.running_mean), before)
+    x = from_numpy([[0, 0, 0, 0], [0, 1, 0, 0]], np.arange(2.0 * C).reshape(2, C))
+    other = ms.nn.norm_act(ms.nn.LayerNorm(C), ms.nn.GELU(), x, x)
+    np.testing.assert_allclose(
+        to_numpy(other.feats), to_numpy(ms.nn.GELU()(ms.nn.LayerNorm(C)(x) + x).feats), rtol=1e-6
+    )
+
+
+def test_norm_act_refuses_other_sites_and_channels():
+    norm, act, _ = followed(True)
+    x, z = (from_numpy([[0, 0, 0, i], [0, 1, 0, 0]], np.ones((2, C))) for i in (0, 1))
+    with pytest.raises(IdentityError):
+        ms.nn.norm_act(norm, act, x, z)
+    with pytest.raises(ShapeError):
+        ms.nn.norm_act(norm, act, from_numpy([[0, 0, 0, 0]], np.ones((1, C + 1))))
