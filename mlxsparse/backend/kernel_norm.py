@@ -1,4 +1,4 @@
-"""Batch normalisation over columns on the GPU, with the sum and the ReLU that often follow it in the same pass.
+"""Batch normalisation over columns on the GPU, with the sum and the ReLU that often follow in the same pass.
 
 Sums run in fp32 in a fixed order, which depends on the active rows and not on padding. A pass forward reads x
 twice and writes y; the pass back reads x and the cotangent twice and writes one gradient, or with a sum two.
@@ -33,9 +33,9 @@ class Affine(NamedTuple):
 
 
 def moments(x: mx.array, active: int | mx.array) -> mx.array:
-    """(3, C) float32 of the first `active` rows of x (N, C), N > 0: mean, what float32 leaves of it, variance.
+    """Mean, what float32 leaves of it, and variance of the first `active` rows of x (N, C), N > 0.
 
-    Sums are of x less its first row, so that a large mean costs neither the variance nor the mean anything.
+    -> (3, C) float32. Sums are of x less its first row, so that a large mean costs neither the variance nor the mean anything.
     """
     check_array("x", x, 2)
     n, channels = x.shape
@@ -44,7 +44,7 @@ def moments(x: mx.array, active: int | mx.array) -> mx.array:
 
 
 def apply(x: mx.array, norm: Affine, active: int | mx.array, add: mx.array | None = None) -> mx.array:
-    """`norm` of the first `active` rows of x (N, C), plus `add` (N, C) before the ReLU; other rows are 0."""
+    """`norm` of the first `active` rows of x (N, C), plus `add` (N, C) before the ReLU; others are 0."""
     check_array("x", x, 2)
     _check(norm, x, add=add)
     n, channels = x.shape

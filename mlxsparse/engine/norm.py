@@ -126,7 +126,10 @@ def normalize_all(
     relu: bool = False,
     add: mx.array | None = None,
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """`normalize` of one span, the first `count` rows; relu, add: norm_kernel.normalize_columns, kernels only."""
+    """`normalize` of one span, the first `count` rows.
+
+    relu, add: as in norm_kernel.normalize_columns, where kernels run.
+    """
     if executor() == "host":
         assert isinstance(count, int) and not relu and add is None  # the host knows it
         return normalize(x, weight, bias, Spans(None, np.array([count])), eps)

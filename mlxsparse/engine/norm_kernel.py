@@ -135,7 +135,7 @@ def normalize_columns(
     relu: bool = False,
     add: mx.array | None = None,
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """As norm.normalize of one span of the first `count` rows; then plus `add` (N, C), then a ReLU, in one pass.
+    """As norm.normalize of one span, the first `count` rows; plus `add` (N, C); a ReLU: in one pass.
 
     `add` takes part in no statistics, its rows at and past `count` are not read, and it needs `relu`.
     """
