@@ -35,7 +35,7 @@ class Affine(NamedTuple):
 def moments(x: mx.array, active: int | mx.array) -> mx.array:
     """Mean, what float32 leaves of it, and variance of the first `active` rows of x (N, C), N > 0.
 
-    -> (3, C) float32. Sums are of x less its first row, so that a large mean costs neither the variance nor the mean anything.
+    -> (3, C) float32. Sums are of x less its first row: a large mean costs nothing.
     """
     check_array("x", x, 2)
     n, channels = x.shape
@@ -56,11 +56,11 @@ def apply(x: mx.array, norm: Affine, active: int | mx.array, add: mx.array | Non
 def gradient_sums(
     ct: mx.array, x: mx.array, norm: Affine, active: int | mx.array, y: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:
-    """Sums over rows of g, of g * (x - mean), and the latter / deviation, (3, C) float32; and g.
+    """Sums over rows of g, of g * (x - mean), of that / deviation, (3, C) float32; and g.
 
     g is ct, the cotangent of apply's y, past its ReLU.
-    y: apply's result, with which g is written, as the gradient of `add`. Without it g is what `input_gradient`
-    takes in its place: ct.
+    y: the result of apply, with which g is written, as the gradient of `add`. Without it what `input_gradient`
+    takes in its place is returned: ct.
     """
     check_array("ct", ct, 2)
     _check(norm, x, ct=ct, y=y)
