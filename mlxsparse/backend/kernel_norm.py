@@ -16,7 +16,8 @@ import numpy as np
 from ..errors import ShapeError
 from .library import Factory, blocks, check_array, factory, filled, launch, ready, unread
 
-PARTS = 512  # partial sums of a column
+PARTS = 512  # partial sums of a column, at most
+LEAST = 32  # rows of a part: norm_rows of kernels/norm.h
 ROWS = 8  # of one thread of norm_apply and norm_grad
 LANES = 32  # threads across a row, at most
 FIT: dict[str, int] = {}  # threadgroups that one core shall hold, by kernel: limits registers on CUDA
@@ -39,8 +40,9 @@ def moments(x: mx.array, active: int | mx.array) -> mx.array:
     """
     check_array("x", x, 2)
     n, channels = x.shape
-    parts = _call("norm_moments", x, [n, channels, active, PARTS], ((PARTS + 1, 2, channels),))([x])[0]
-    return _total([parts, unread()], [n, channels, active, PARTS, 0, 0])
+    most = _parts(n)
+    parts = _call("norm_moments", x, [n, channels, active, most], ((most + 1, 2, channels),))([x])[0]
+    return _total([parts, unread()], [n, channels, active, most, 0, 0])
 
 
 def apply(x: mx.array, norm: Affine, active: int | mx.array, add: mx.array | None = None) -> mx.array:
@@ -59,18 +61,18 @@ def gradient_sums(
     """Sums over rows of g, of g * (x - mean), of that / deviation, (3, C) float32; and g.
 
     g is ct, the cotangent of apply's y, past its ReLU.
-    y: the result of apply, with which g is written, as the gradient of `add`. Without it what `input_gradient`
-    takes in its place is returned: ct.
+    y: the result of apply, with which g is written, the gradient of `add`. Without it ct is
+    returned in its place, as `input_gradient` takes it.
     """
     check_array("ct", ct, 2)
     _check(norm, x, ct=ct, y=y)
-    n, channels = x.shape
+    (n, channels), most = x.shape, _parts(x.shape[0])
     mode = 0 if not norm.relu else 1 if y is None else 2
-    dims = [n, channels, active, PARTS, _bits(norm.eps), mode]
-    shapes = (PARTS, 2, channels), (n if mode == 2 else 0, channels)
+    dims = [n, channels, active, most, _bits(norm.eps), mode]
+    shapes = (most, 2, channels), (n if mode == 2 else 0, channels)
     inputs = [x, ct, x if y is None else y, norm.stats, norm.weight, norm.bias]
     parts, g = _call("norm_sums", x, dims, shapes)(inputs)
-    total = _total([parts, norm.stats], [n, channels, active, PARTS, 1, _bits(norm.eps)])
+    total = _total([parts, norm.stats], [n, channels, active, most, 1, _bits(norm.eps)])
     return total, g if mode == 2 else ct
 
 
@@ -112,6 +114,11 @@ def _across(x: mx.array) -> tuple[int, int]:
     return min(pieces, LANES), blocks(pieces, LANES)
 
 
+def _parts(n: int) -> int:
+    """Partial sums of n rows. Parts of n active rows among more are the same (norm_rows)."""
+    return min(PARTS, blocks(n, LEAST))
+
+
 def _rows(x: mx.array) -> int:
     """Rows of a threadgroup that only passes over them."""
     return 256 // _across(x)[0] * ROWS
@@ -121,7 +128,7 @@ def _call(
     name: str, x: mx.array, dims: Sequence[int | mx.array], shapes: tuple[tuple[int, ...], ...]
 ) -> Callable[[Sequence[mx.array]], list[mx.array]]:
     prepare = _prepared if all(isinstance(v, int) for v in dims) else _prepared.__wrapped__
-    down = PARTS if name in ("norm_moments", "norm_sums") else blocks(x.shape[0], _rows(x))
+    down = _parts(x.shape[0]) if name in ("norm_moments", "norm_sums") else blocks(x.shape[0], _rows(x))
     return prepare(factory(), name, x.dtype, tuple(dims), shapes, (down, _across(x)[1], 1))
 
 
