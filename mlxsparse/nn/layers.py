@@ -12,6 +12,8 @@ from mlx.nn import Module
 from .. import ops
 from ..errors import ShapeError
 from ..tensor import SparseTensor
+from .activations import ReLU
+from .norm import BatchNorm, norm_act
 
 
 class Linear(Module):
@@ -32,15 +34,21 @@ class Linear(Module):
 
 
 class Sequential(Module):
-    """Layers called one after the other."""
+    """Layers called one after the other; a ReLU right after a BatchNorm in the same pass (norm_act)."""
 
     def __init__(self, *layers: Module):
         super().__init__()
         self.layers = list(layers)
 
     def __call__(self, x: Any) -> Any:
-        for layer in self.layers:
-            x = layer(x)
+        done = False
+        for layer, after in zip(self.layers, [*self.layers[1:], None]):
+            if done:  # together with the layer before
+                done = False
+            elif type(layer) is BatchNorm and type(after) is ReLU:
+                x, done = norm_act(layer, after, x), True
+            else:
+                x = layer(x)
         return x
 
 

@@ -326,6 +326,15 @@ def test_norm_act_without_sites_and_of_other_layers():
     )
 
 
+def test_sequential_with_norm_act():
+    norm, act, plain = followed(True)
+    rng = np.random.default_rng(0)
+    coords = np.unique(rng.integers(0, 3, (40, 4)), axis=0)
+    x = from_numpy(coords, rng.normal(size=(len(coords), C)))
+    layers = ms.nn.Sequential(norm, act, ms.nn.Identity(), norm)
+    np.testing.assert_allclose(to_numpy(layers(x).feats), to_numpy(norm(plain(x)).feats), rtol=1e-5, atol=1e-6)
+
+
 def test_norm_act_refuses_other_sites_and_channels():
     norm, act, _ = followed(True)
     x, z = (from_numpy([[0, 0, 0, i], [0, 1, 0, 0]], np.ones((2, C))) for i in (0, 1))
