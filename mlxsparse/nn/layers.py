@@ -42,7 +42,7 @@ class Sequential(Module):
 
     def __call__(self, x: Any) -> Any:
         done = False
-        for layer, after in zip(self.layers, [*self.layers[1:], None]):
+        for layer, after in zip(self.layers, [*self.layers[1:], self]):
             if done:  # together with the layer before
                 done = False
             elif type(layer) is BatchNorm and type(after) is ReLU:
