@@ -167,10 +167,10 @@ def normalize_columns(
         return kernel_norm.input_gradient(g, x, whole._replace(relu=masked), total, count)
 
     def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, *_: mx.array) -> mx.array:
-        return sums(ct, x)[0][2].astype(w.dtype)
+        return _row(sums(ct, x)[0], 2).astype(w.dtype)
 
     def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array, *_: mx.array) -> mx.array:
-        return sums(ct, x)[0][0].astype(b.dtype)
+        return _row(sums(ct, x)[0], 0).astype(b.dtype)
 
     def added_gradient(ct: mx.array, x: mx.array, *_: mx.array) -> mx.array:
         return sums(ct, x)[1]
@@ -181,6 +181,11 @@ def normalize_columns(
     else:
         y = differentiable("normalization", forward, (*gradients, added_gradient), x, weight, bias, add)
     return y, stats[:1], stats[2:]
+
+
+def _row(a: mx.array, i: int) -> mx.array:
+    """a[i] of (n, C), as a view: MLX would gather it."""
+    return a[i : i + 1].reshape(-1)
 
 
 def normalize_rows(

@@ -124,7 +124,7 @@ class BatchNorm(Module):
         more = add if add is None else add.feats
         y, mean, var = norm.normalize_all(x.feats, weight, bias, n, self.eps, relu=relu, add=more)
         if self.training and self.track_running_stats:
-            self._track(mean[0], var[0], n)
+            self._track(mean.reshape(-1), var.reshape(-1), n)
         made = x.replace(y, clean=True)
         return made if add is None else made.noting(add)
 
