@@ -55,6 +55,22 @@ template <typename T> struct norm_piece {
 template <typename T> METAL_FUNC bool norm_aligned(const device T* p, int channels) {
   return (size_t(p) & 15) == 0 && channels % (16 / int(sizeof(T))) == 0;
 }
+// V numbers of columns from p on, of which n exist; wide: all of them, and p is aligned
+template <int V> METAL_FUNC void norm_columns(thread float* to, const device float* p, int n, bool wide) {
+  if (wide) {
+    TILE_UNROLL
+    for (int i = 0; i < V; i += 4) {
+      float4 four = *(const device float4*)(p + i);
+      to[i] = four.x;
+      to[i + 1] = four.y;
+      to[i + 2] = four.z;
+      to[i + 3] = four.w;
+    }
+  } else {
+    TILE_UNROLL
+    for (int i = 0; i < V; i++) to[i] = i < n ? p[i] : 0.0f;
+  }
+}
 METAL_FUNC int norm_lanes(int channels, int values) { return min((channels + values - 1) / values, 32); }
 // Rows of each of `parts` parts: of the active rows alone, so that sums do not depend on padding.
 METAL_FUNC int norm_rows(int active, int parts) { return max((active + parts - 1) / parts, 32); }

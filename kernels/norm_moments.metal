@@ -1,5 +1,5 @@
-// Mean and sum of squares around it, by column and part of consecutive rows, fp32, in a fixed order. A thread joins batches
-// of 4 rows, each with its own mean, so one pass over x is enough.
+// Mean and sum of squares around it, by column and part of consecutive rows, fp32, in a fixed order, in one pass: a thread
+// takes the mean of its first rows off all of its rows.
 // in: x[N, C] T; dims = {N, C, active, P}
 // out: parts[P + 1, 2, C] float32: mean less x[0] and sum of squares; part P: x[0]. Part p has the rows from p * norm_rows on.
 // grid: x P, y ceil(C / (32 * values of 16 bytes)); 256 threads (norm.h).   template: T
@@ -13,65 +13,71 @@ int tid = int(thread_index_in_threadgroup), part = int(threadgroup_position_in_g
 int L = norm_lanes(channels, V), R = 256 / L, lane = tid % L, row = tid / L;
 int col = (int(threadgroup_position_in_grid.y) * 32 + lane) * V;
 int rows = norm_rows(active, P), first = min(part * rows, active), last = min(active, first + rows);
-bool on = row < R && col < channels;
+int n = row < R ? max(last - first - row + R - 1, 0) / R : 0; // rows of this thread
 bool wide = norm_aligned(x, channels);
-float shift[V], mean[V], square[V];
+float centre[V], away[V], one[V], two[V]; // away: centre less x[0]
 TILE_UNROLL
 for (int i = 0; i < V; i++) {
-  shift[i] = on && active > 0 && col + i < channels ? float(x[col + i]) : 0.0f;
-  mean[i] = 0.0f;
-  square[i] = 0.0f;
+  centre[i] = 0.0f;
+  away[i] = 0.0f;
+  one[i] = 0.0f;
+  two[i] = 0.0f;
 }
-float n = 0.0f;
-if (on)
-  for (int r = first + row; r < last; r += U * R) {
+if (col < channels)
+  for (int k = 0; k < n; k += U) {
     norm_piece<T> p[U];
     TILE_UNROLL
-    for (int u = 0; u < U; u++) {
-      p[u].clear();
-      if (r + u * R < last) p[u].load(x + size_t(r + u * R) * size_t(channels) + size_t(col), channels - col, wide);
-    }
-    int m = min((last - r + R - 1) / R, U);
-    float each = 1.0f / float(m), total = n + float(m), share = float(m) / total;
-    TILE_UNROLL
-    for (int i = 0; i < V; i++) {
-      float v[U], sum = 0.0f, square2 = 0.0f;
+    for (int u = 0; u < U; u++)
+      if (k + u < n)
+        p[u].load(x + size_t(first + row + (k + u) * R) * size_t(channels) + size_t(col), channels - col, wide);
+    if (k == 0) {
+      norm_piece<T> origin;
+      origin.load(x + col, channels - col, wide);
+      float share = 1.0f / float(min(n, U));
       TILE_UNROLL
-      for (int u = 0; u < U; u++) {
-        v[u] = p[u].get(i) - shift[i];
-        sum += u < m ? v[u] : 0.0f;
+      for (int i = 0; i < V; i++) {
+        float sum = 0.0f, start = origin.get(i);
+        TILE_UNROLL
+        for (int u = 0; u < U; u++)
+          if (u < n) sum += p[u].get(i) - start;
+        centre[i] = start + sum * share;
+        away[i] = centre[i] - start;
       }
-      sum *= each;
-      TILE_UNROLL
-      for (int u = 0; u < U; u++) square2 += u < m ? (v[u] - sum) * (v[u] - sum) : 0.0f;
-      float away = sum - mean[i];
-      mean[i] += away * share;
-      square[i] += square2 + away * away * n * share;
     }
-    n = total;
+    TILE_UNROLL
+    for (int u = 0; u < U; u++)
+      if (k + u < n) {
+        TILE_UNROLL
+        for (int i = 0; i < V; i++) {
+          float off = p[u].get(i) - centre[i];
+          one[i] += off;
+          two[i] += off * off;
+        }
+      }
   }
 int width = L * V;
+float share = n > 0 ? 1.0f / float(n) : 0.0f;
 if (row < R) {
   TILE_UNROLL
   for (int i = 0; i < V; i++) {
-    means[row * width + lane * V + i] = mean[i];
-    squares[row * width + lane * V + i] = square[i];
+    means[row * width + lane * V + i] = away[i] + one[i] * share;
+    squares[row * width + lane * V + i] = two[i] - one[i] * one[i] * share;
   }
-  if (lane == 0) counts[row] = n;
+  if (lane == 0) counts[row] = float(n);
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 for (int at = tid; at < width; at += 256) {
   int c = int(threadgroup_position_in_grid.y) * 32 * V + at;
-  float one = 0.0f, two = 0.0f;
-  for (int g = 0; g < R; g++) one += counts[g] * means[g * width + at];
-  one = last > first ? one / float(last - first) : 0.0f;
+  float mean = 0.0f, square = 0.0f;
+  for (int g = 0; g < R; g++) mean += counts[g] * means[g * width + at];
+  mean = last > first ? mean / float(last - first) : 0.0f;
   for (int g = 0; g < R; g++) {
-    float away = means[g * width + at] - one;
-    two += squares[g * width + at] + counts[g] * away * away;
+    float off = means[g * width + at] - mean;
+    square += max(squares[g * width + at], 0.0f) + counts[g] * off * off;
   }
   if (c < channels) {
-    parts[(size_t(part) * 2) * size_t(channels) + size_t(c)] = one;
-    parts[(size_t(part) * 2 + 1) * size_t(channels) + size_t(c)] = two;
+    parts[(size_t(part) * 2) * size_t(channels) + size_t(c)] = mean;
+    parts[(size_t(part) * 2 + 1) * size_t(channels) + size_t(c)] = square;
     if (part == 0) parts[(size_t(P) * 2) * size_t(channels) + size_t(c)] = active > 0 ? float(x[c]) : 0.0f;
   }
 }

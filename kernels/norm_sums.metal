@@ -1,12 +1,12 @@
 // Sums by column and part, fp32, in a fixed order: of g, and of g * (x - mean), g the gradient of norm_apply before its ReLU.
-// in: x[N, C], ct[N, C], y[N, C] T, stats[3, C], weight[C], bias[C] float32; dims = {N, C, active, P, eps (its bits), mode}
+// in: x[N, C], ct[N, C], y[N, C] T, coef[6, C] float32 (norm_coef); dims = {N, C, active, P, mode}
 //     mode 0: g is ct; 1: ct where norm_apply of x is positive; 2: ct where y is
 // out: parts[P, 2, C] float32 (as norm_moments); g[N, C] T in mode 2, 0 at and past `active`.   grid as norm_moments.   template: T
 constexpr int V = 16 / int(sizeof(T));
 constexpr int U = 2;
 threadgroup float ones[256 * V];
 threadgroup float twos[256 * V];
-int channels = dims[1], active = min(dims[0], dims[2]), P = dims[3], mode = dims[5];
+int channels = dims[1], active = min(dims[0], dims[2]), P = dims[3], mode = dims[4];
 int tid = int(thread_index_in_threadgroup), part = int(threadgroup_position_in_grid.x);
 int L = norm_lanes(channels, V), R = 256 / L, lane = tid % L, row = tid / L;
 int col0 = int(threadgroup_position_in_grid.y) * 32 * V, col = col0 + lane * V;
@@ -14,50 +14,61 @@ int rows = norm_rows(active, P), first = min(part * rows, active), last = min(ac
 bool on = row < R && col < channels;
 bool wide = norm_aligned(x, channels) && norm_aligned(ct, channels) &&
             (mode != 2 || (norm_aligned(y, channels) && norm_aligned(g, channels)));
-float centre[V], low[V], scale[V], shift[V], one[V], two[V];
+bool lines = wide && norm_aligned(coef, channels);
+float centre[V], scale[V], shift[V], one[V], two[V];
 TILE_UNROLL
 for (int i = 0; i < V; i++) {
-  int c = col + i;
-  bool here = on && c < channels;
-  centre[i] = here ? stats[c] : 0.0f;
-  low[i] = here ? stats[channels + c] : 0.0f;
-  scale[i] = here && mode == 1 ? metal::rsqrt(stats[2 * channels + c] + as_type<float>(dims[4])) * weight[c] : 0.0f;
-  shift[i] = here && mode == 1 ? bias[c] - low[i] * scale[i] : 0.0f;
+  scale[i] = 0.0f;
+  shift[i] = 0.0f;
   one[i] = 0.0f;
   two[i] = 0.0f;
 }
 if (on) {
+  norm_columns<V>(centre, coef + col, channels - col, lines);
+  if (mode == 1) {
+    norm_columns<V>(scale, coef + 4 * channels + col, channels - col, lines);
+    norm_columns<V>(shift, coef + 5 * channels + col, channels - col, lines);
+  }
   for (int r = first + row; r < last; r += U * R) {
     norm_piece<T> p[U], q[U], s[U];
     TILE_UNROLL
     for (int u = 0; u < U; u++) {
       size_t at = size_t(r + u * R) * size_t(channels) + size_t(col);
-      bool live = r + u * R < last;
-      p[u].clear();
-      q[u].clear();
-      s[u].clear();
-      if (live) p[u].load(x + at, channels - col, wide);
-      if (live) q[u].load(ct + at, channels - col, wide);
-      if (live && mode == 2) s[u].load(y + at, channels - col, wide);
+      if (r + u * R < last) {
+        p[u].load(x + at, channels - col, wide);
+        q[u].load(ct + at, channels - col, wide);
+        if (mode == 2) s[u].load(y + at, channels - col, wide);
+      }
     }
     TILE_UNROLL
-    for (int u = 0; u < U; u++) {
-      norm_piece<T> kept;
-      kept.clear();
-      TILE_UNROLL
-      for (int i = 0; i < V; i++) {
-        float off = p[u].get(i) - centre[i], grad = q[u].get(i);
-        if (mode == 1) grad = float(T(off * scale[i] + shift[i])) > 0.0f ? grad : 0.0f;
-        if (mode == 2) grad = s[u].get(i) > 0.0f ? grad : 0.0f;
-        if (r + u * R < last) {
-          one[i] += grad;
-          two[i] += grad * off;
+    for (int u = 0; u < U; u++)
+      if (r + u * R < last) {
+        float off[V], grad[V];
+        TILE_UNROLL
+        for (int i = 0; i < V; i++) {
+          off[i] = p[u].get(i) - centre[i];
+          grad[i] = q[u].get(i);
         }
-        kept.set(i, grad);
+        if (mode == 1) {
+          TILE_UNROLL
+          for (int i = 0; i < V; i++) grad[i] = float(T(off[i] * scale[i] + shift[i])) > 0.0f ? grad[i] : 0.0f;
+        }
+        if (mode == 2) {
+          norm_piece<T> kept;
+          kept.clear();
+          TILE_UNROLL
+          for (int i = 0; i < V; i++) {
+            grad[i] = s[u].get(i) > 0.0f ? grad[i] : 0.0f;
+            kept.set(i, grad[i]);
+          }
+          kept.store(g + size_t(r + u * R) * size_t(channels) + size_t(col), channels - col, wide);
+        }
+        TILE_UNROLL
+        for (int i = 0; i < V; i++) {
+          one[i] += grad[i];
+          two[i] += grad[i] * off[i];
+        }
       }
-      if (mode == 2 && r + u * R < last)
-        kept.store(g + size_t(r + u * R) * size_t(channels) + size_t(col), channels - col, wide);
-    }
   }
   if (mode == 2) {
     norm_piece<T> none;
@@ -71,7 +82,7 @@ if (row < R) {
   TILE_UNROLL
   for (int i = 0; i < V; i++) {
     ones[row * width + lane * V + i] = one[i];
-    twos[row * width + lane * V + i] = two[i] - low[i] * one[i];
+    twos[row * width + lane * V + i] = two[i];
   }
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -83,6 +94,6 @@ for (int at = tid; at < width; at += 256) {
   }
   if (col0 + at < channels) {
     parts[(size_t(part) * 2) * size_t(channels) + size_t(col0 + at)] = plain;
-    parts[(size_t(part) * 2 + 1) * size_t(channels) + size_t(col0 + at)] = crossed;
+    parts[(size_t(part) * 2 + 1) * size_t(channels) + size_t(col0 + at)] = crossed - coef[channels + col0 + at] * plain;
   }
 }

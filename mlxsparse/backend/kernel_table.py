@@ -75,18 +75,19 @@ KERNELS: dict[str, Kernel] = {
     "max_pool": Kernel({"x": _T, "nbr": _I}, {"y": _T, "winner": _I}, _ROWS, ("T",)),
     "max_pool_grad": Kernel({"ct": _T, "winner": _I, "back": _I}, {"dx": _T}, _ROWS, ("T",)),
     "neighbour_map": Kernel({"coords": _I, "table": _U, "queries": _I}, {"nbr": _I, "back": _I}, _HASH),
-    "norm_apply": Kernel(
-        {"x": _T, "add": _T, "stats": _F, "weight": _F, "bias": _F}, {"y": _T}, _NORM, ("T",)
+    "norm_apply": Kernel({"x": _T, "add": _T, "coef": _F}, {"y": _T}, _NORM, ("T",)),
+    "norm_coef": Kernel(
+        {"parts": _F, "weight": _T, "bias": _T, "running_mean": _F, "running_var": _F},
+        {"coef": _F, "moved_mean": _F, "moved_var": _F}, _NORM, ("T",),
     ),
-    "norm_grad": Kernel(
-        {"x": _T, "ct": _T, "stats": _F, "sums": _F, "weight": _F, "bias": _F}, {"dx": _T}, _NORM, ("T",)
-    ),
+    "norm_grad": Kernel({"x": _T, "ct": _T, "coef": _F, "slopes": _F}, {"dx": _T}, _NORM, ("T",)),
     "norm_moments": Kernel({"x": _T}, {"parts": _F}, _NORM, ("T",)),
-    "norm_sums": Kernel(
-        {"x": _T, "ct": _T, "y": _T, "stats": _F, "weight": _F, "bias": _F},
-        {"parts": _F, "g": _T}, _NORM, ("T",),
+    "norm_slope": Kernel(
+        {"parts": _F, "coef": _F}, {"slopes": _F, "weight_grad": _T, "bias_grad": _T}, _NORM, ("T",)
     ),
-    "norm_total": Kernel({"parts": _F, "stats": _F}, {"total": _F}, _NORM),
+    "norm_sums": Kernel(
+        {"x": _T, "ct": _T, "y": _T, "coef": _F}, {"parts": _F, "g": _T}, _NORM, ("T",)
+    ),
     "row_dots": Kernel({"a": _T, "b": _T}, {"y": _F}, (), ("T",)),
     "scatter_rows": Kernel({"x": _T, "rows": _I}, {"y": _T}, _ROWS, ("T",)),
     "segment_attend": Kernel(
