@@ -125,11 +125,13 @@ class SparseTensor(tuple):
         """Tensor on an existing key; padding rows become 0 (or are: clean), errors of `sources` stay."""
         if feats.ndim != 2 or feats.shape[0] != key.capacity:
             raise ShapeError(f"feats must have shape ({key.capacity}, C) to fit its sites, got {feats.shape}")
-        if not key.full and not clean:
+        if not clean and not key.full:
             feats = mx.where(key.live, feats, mx.zeros((), feats.dtype))
-        status = combined(key.status, *(x.status for x in sources))
-        arrays = (key.coords, feats, key.active_rows, key.batch_counts, status)
-        return cls._make((*arrays, key.stride, key.batch_size, key.spatial_shape), key, key.manager)
+        record = key._record
+        status = combined(record.status, *(x.status for x in sources))
+        arrays = (record.coords, feats, record.active_rows, record.batch_counts, status)
+        place = (record.stride, record.batch_size, record.spatial_shape)
+        return cls._make((*arrays, *place), key, key.manager)
 
     @classmethod
     def _rebuild(cls, leaves: Iterable[Any]) -> SparseTensor:
@@ -263,8 +265,12 @@ class SparseTensor(tuple):
     def replace(self, feats: mx.array, *, clean: bool = False) -> SparseTensor:
         """The same sites (same key) with other features (capacity, C); clean: they are 0 in padding rows."""
         feats = as_features(feats)
-        if self._key is not None:
-            return SparseTensor._of(self._key, feats, self, clean=clean)
+        key = self._key
+        if key is not None:
+            if key.rebuilt or feats.shape[0] != key.capacity or not (clean or key.full):
+                return SparseTensor._of(key, feats, self, clean=clean)
+            leaves = tuple.__getitem__(self, slice(2, None))  # those of its key
+            return SparseTensor._make((key.coords, feats, *leaves), key, self._manager)
         if feats.shape[0] != self.capacity:
             raise ShapeError(f"feats must have {self.capacity} rows to fit its sites, got {feats.shape}")
         leaves = list(self)
@@ -274,8 +280,10 @@ class SparseTensor(tuple):
     def noting(self, *others: SparseTensor) -> SparseTensor:
         """This tensor with the errors in the status of others too."""
         status = combined(self.status, *(x.status for x in others))
+        if status is self.status:
+            return self
         leaves = [*self][:4] + [status, *[*self][5:]]
-        return self if status is self.status else SparseTensor._make(leaves, self._key, self._manager)
+        return SparseTensor._make(leaves, self._key, self._manager)
 
     def astype(self, dtype: mx.Dtype) -> SparseTensor:
         """The same sites with features of another float type."""

@@ -50,7 +50,7 @@ def differentiable(
     """
     device = mx.default_device()
     if device.type == mx.DeviceType.gpu or executor() == "kernel":
-        return _in_one(name, forward, gradients, inputs, device)
+        return prepared(name, forward, gradients, device)(*inputs)
 
     def branch(i: int, value: Callable[[mx.array], mx.array]) -> mx.array:
         function: Any = mx.custom_function(value)
@@ -80,14 +80,13 @@ def differentiable(
     return joined
 
 
-def _in_one(
-    name: str,
-    forward: Callable[..., mx.array],
-    gradients: Sequence[Gradient],
-    inputs: Sequence[mx.array],
-    device: mx.Device,
-) -> mx.array:
-    """`differentiable` as one custom function, for results that are not computed before they are read."""
+def prepared(
+    name: str, forward: Callable[..., mx.array], gradients: Sequence[Gradient], device: mx.Device
+) -> Callable[..., mx.array]:
+    """`differentiable` where kernels run, as a function of the inputs that can be called again and again.
+
+    One custom function for all gradients: results are not computed before they are read.
+    """
     cut = mx.stop_gradient  # MLX's jvp would walk into the forward's own graph, where a kernel raises
     function: Any = mx.custom_function(lambda *a: forward(*map(cut, a)))
 
@@ -101,5 +100,5 @@ def _in_one(
     function.vjp(vjp)
     function.jvp(_refuse(name, "forward-mode derivative (jvp)"))
     function.vmap(_refuse(name, "batched form (vmap)"))
-    result: mx.array = function(*inputs)
-    return result
+    call: Callable[..., mx.array] = function
+    return call

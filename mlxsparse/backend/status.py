@@ -36,7 +36,7 @@ def combined(first: mx.array, *others: mx.array) -> mx.array:
     """Bits of all; rows and stride of the first that has any."""
     found = first
     for part in others:
-        if part is found or is_clear(part):
+        if part is found or part is first or is_clear(part):
             continue
         found = part if is_clear(found) else _first(found, part)
     return found
