@@ -10,6 +10,7 @@ gradient only. No gradient is computed that nobody asked for.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,30 @@ def _refuse(name: str, what: str) -> Callable[..., Any]:
     return raising
 
 
+class _Seen(threading.local):
+    body = False
+
+
+_seen = _Seen()
+
+
+@functools.partial(mx.compile, shapeless=True)
+def _probe(*inputs: mx.array) -> mx.array:
+    _seen.body = True
+    return inputs[0]
+
+
+def traced(*inputs: mx.array) -> bool:
+    """Whether MLX is in a transformation that these arrays may take part in (True in case of doubt).
+
+    A compiled function runs its Python body for new types of arguments, and for traced arrays every time;
+    that is the one place where MLX shows from Python what an array is. Takes a microsecond.
+    """
+    _seen.body = False
+    _probe(*inputs)
+    return _seen.body
+
+
 def _sealed(name: str, function: Callable[..., mx.array]) -> Any:
     """`function` as a custom function that cannot be differentiated or mapped any further."""
     sealed: Any = mx.custom_function(function)
@@ -48,6 +73,8 @@ def differentiable(
     The device is the default device at the call; the backward pass runs on the same one. jvp, vmap
     and second gradients raise TransformError.
     """
+    if not traced(*inputs):  # nobody can ask for a gradient, so MLX need not hear of the call
+        return forward(*inputs)
     device = mx.default_device()
     if device.type == mx.DeviceType.gpu or executor() == "kernel":
         return prepared(name, forward, gradients, device)(*inputs)
