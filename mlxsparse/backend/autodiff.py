@@ -73,11 +73,11 @@ def differentiable(
     The device is the default device at the call; the backward pass runs on the same one. jvp, vmap
     and second gradients raise TransformError.
     """
-    if not traced(*inputs):  # nobody can ask for a gradient, so MLX need not hear of the call
-        return forward(*inputs)
     device = mx.default_device()
     if device.type == mx.DeviceType.gpu or executor() == "kernel":
         return prepared(name, forward, gradients, device)(*inputs)
+    if not traced(*inputs):  # nobody can ask for a gradient, so MLX need not hear of the call
+        return forward(*inputs)
 
     def branch(i: int, value: Callable[[mx.array], mx.array]) -> mx.array:
         function: Any = mx.custom_function(value)
@@ -127,5 +127,9 @@ def prepared(
     function.vjp(vjp)
     function.jvp(_refuse(name, "forward-mode derivative (jvp)"))
     function.vmap(_refuse(name, "batched form (vmap)"))
-    call: Callable[..., mx.array] = function
+
+    def call(*inputs: mx.array) -> mx.array:
+        result: mx.array = (function if traced(*inputs) else forward)(*inputs)
+        return result
+
     return call
