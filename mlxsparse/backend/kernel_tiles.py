@@ -294,7 +294,7 @@ def product(
 
     def run(x: mx.array, w: mx.array, bias: mx.array | None = None) -> mx.array:
         if biased and (bias is None or bias.shape != (outs,)):
-            raise ShapeError(f"bias has shape {bias if bias is None else tuple(bias.shape)}, wanted {(outs,)}")
+            raise ShapeError(f"bias has shape {getattr(bias, 'shape', bias)}, wanted {(outs,)}")
         start = unread() if bias is None else bias.astype(mx.float32)
         return held([_padded(x, 1), _padded(w, w.ndim - 1), start])[0]
 

@@ -230,7 +230,7 @@ def ready(
 
 
 class Launch:
-    """A kernel with its sizes: call it with its inputs, or with the first of them where `holding` has the rest."""
+    """A kernel with its sizes: call it with its inputs, without those that `holding` was given."""
 
     __slots__ = ("_last", "_name", "_plan", "_shapes", "_types")
 

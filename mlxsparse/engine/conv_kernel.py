@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..backend import kernel_conv, kernel_tiles, tuning
-from ..backend.autodiff import prepared
+from ..backend.autodiff import Gradient, prepared
 from ..backend.library import factory, on_cuda
 from . import conv_gather
 from .device_map import DeviceMap, Side, identity
@@ -69,7 +69,7 @@ def _path(name: str, x: mx.array, weight: mx.array, pairs: DeviceMap, groups: in
 def product(
     name: str, x: mx.array, weight: mx.array, bias: mx.array | None, pairs: DeviceMap, groups: int
 ) -> Product:
-    """The product over `pairs` of arrays of these shapes and dtypes, by one of the paths of backend/tuning.py.
+    """The product over `pairs` of arrays of these shapes and dtypes, by a path of backend/tuning.py.
 
     weight: (Co, Ci / groups) with any axes of taps between.
     """
@@ -110,5 +110,7 @@ def product(
     def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
         return column_sums(ct, count).astype(b.dtype)
 
-    gradients = (input_gradient, weight_gradient, *([] if bias is None else [bias_gradient]))
+    gradients: tuple[Gradient, ...] = (input_gradient, weight_gradient)
+    if bias is not None:
+        gradients = (*gradients, bias_gradient)
     return prepared(name, forward, gradients, mx.default_device())

@@ -16,7 +16,9 @@ from .activations import ReLU
 from .norm import BatchNorm
 
 
-def norm_act(norm: Module, act: Module, x: SparseTensor, shortcut: SparseTensor | None = None) -> SparseTensor:
+def norm_act(
+    norm: Module, act: Module, x: SparseTensor, shortcut: SparseTensor | None = None
+) -> SparseTensor:
     """``act(norm(x))``, or ``act(norm(x) + shortcut)``: the same bits, with less memory read and written
     where `norm` is a BatchNorm that uses its running statistics and `act` a ReLU.
     """
@@ -50,11 +52,11 @@ def _pass(added: bool, masked: bool) -> Callable[..., mx.array]:
     """x, running statistics, eps, weight, bias; then what is added, and which rows are live."""
 
     def run(
-        x: mx.array, mean: mx.array, var: mx.array, eps: mx.array, weight: mx.array, bias: mx.array, *parts: mx.array
+        x: mx.array, mean: mx.array, var: mx.array, eps: mx.array, w: mx.array, b: mx.array, *parts: mx.array
     ) -> mx.array:
         scale = mx.rsqrt(var + eps)
         shift = -mean * scale
-        y = (x.astype(mx.float32) * (scale * weight) + (shift * weight + bias)).astype(x.dtype)
+        y = (x.astype(mx.float32) * (scale * w) + (shift * w + b)).astype(x.dtype)
         y = mx.maximum(y + parts[0] if added else y, 0)  # rounded in between, as two layers do
         return mx.where(parts[-1], y, 0) if masked else y
 
