@@ -287,10 +287,11 @@ def product(
     dims = (n, tiles.size, tiles.places, taps, red, outs, int(biased), rows, int(plain), *tiles.steps)
     prepare = _forward_call if isinstance(rows, int) else _forward_call.__wrapped__
     call = prepare(factory(), dtype, tile, fp32_mode(dtype), dims)
-    held = call.holding(tiles.nbr, tiles.rows, tiles.masks)
+    places = tiles.nbr, tiles.rows, tiles.masks
     if not biased and lack == 0:  # the usual case does nothing but launch
-        held = held.holding(unread())
+        held = call.holding(unread(), *places)
         return lambda x, w, bias=None: held([x, w])[0]
+    held = call.holding(*places)
 
     def run(x: mx.array, w: mx.array, bias: mx.array | None = None) -> mx.array:
         if biased and (bias is None or bias.shape != (outs,)):
