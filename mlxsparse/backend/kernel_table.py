@@ -19,6 +19,7 @@ class Kernel(NamedTuple):
 
 
 _HASH, _ROWS = ("coord_hash.h",), ("rows.h",)
+_FIXED = ("norm.h", "norm_fixed.h")
 _SITES, _BITS, _OWN = ("site_bits.h",), {"bits": _U, "before": _I, "ends": _I}, {"nbr": _I, "keys": _U}
 _BLOCK, _ATTEND = ("tile.h", "stage.h"), ("tile.h", "stage.h", "attend.h", "block_scores.h")
 _QKV = {"q": _T, "k": _T, "v": _T, "marks": _F, "scale": _F, "bias": _F}
@@ -77,6 +78,12 @@ KERNELS: dict[str, Kernel] = {
     "max_pool": Kernel({"x": _T, "nbr": _I}, {"y": _T, "winner": _I}, _ROWS, ("T",)),
     "max_pool_grad": Kernel({"ct": _T, "winner": _I, "back": _I}, {"dx": _T}, _ROWS, ("T",)),
     "neighbour_map": Kernel({"coords": _I, "table": _U, "queries": _I}, {"nbr": _I, "back": _I}, _HASH),
+    "norm_fixed": Kernel(
+        {"x": _T, "add": _T, "mean": _T, "var": _T, "weight": _T, "bias": _T}, {"y": _T}, _FIXED, ("T",)
+    ),
+    "norm_fixed32": Kernel(
+        {"x": _T, "add": _T, "mean": _F, "var": _F, "weight": _F, "bias": _F}, {"y": _T}, _FIXED, ("T",)
+    ),
     "row_dots": Kernel({"a": _T, "b": _T}, {"y": _F}, (), ("T",)),
     "scatter_rows": Kernel({"x": _T, "rows": _I}, {"y": _T}, _ROWS, ("T",)),
     "segment_attend": Kernel(

@@ -33,7 +33,7 @@ def main() -> int:
     only = sys.argv[1] if len(sys.argv) > 1 else ""
     failed: list[str] = []
     passed = 0
-    for part in ("attend", "bits", "blocks", "coords", "sites", "conv", "tiles", "rows", "segments"):
+    for part in ("attend", "bits", "blocks", "coords", "fixed", "sites", "conv", "tiles", "rows", "segments"):
         module = importlib.import_module(f"tests.kernels.cases_{part}")
         for name, case in module.CASES.items():
             label = f"{part}/{name}"

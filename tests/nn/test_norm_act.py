@@ -1,4 +1,4 @@
-"""A norm, a shortcut and ReLU in one pass: the bits of the layers one after the other."""
+"""A norm, a shortcut and ReLU in one pass: what the layers give one after the other."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import mlxsparse as ms
+from mlxsparse import backend
 from mlxsparse.errors import IdentityError, ShapeError
 from mlxsparse.nn.norm_act import norm_act
 from mlxsparse.testing.adapt import from_numpy, to_numpy
@@ -34,6 +35,13 @@ def trained(channels=6, affine=True):
     return norm.eval()
 
 
+def same(a, b, dtype=mx.float32):
+    """Equal bits where the same operations run; a kernel of ours can round the last one otherwise."""
+    exact = backend.executor() == "host"
+    tolerance = 0 if exact else {mx.float32: 1e-6, mx.float16: 2e-3, mx.bfloat16: 2e-2}[dtype]
+    np.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=tolerance, atol=tolerance)
+
+
 def one_by_one(norm, act, x, shortcut=None):
     y = norm(x)
     return act(y if shortcut is None else y + shortcut)
@@ -43,14 +51,14 @@ def one_by_one(norm, act, x, shortcut=None):
 @pytest.mark.parametrize("padding", [0, 7])
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("added", [True, False])
-def test_the_bits_of_the_layers(dtype, padding, affine, added):
+def test_it_equals_the_layers(dtype, padding, affine, added):
     x = cloud().astype(dtype)
     x = x.with_capacity(x.num_active + padding) if padding else x
     other = x.replace(cloud(seed=2).astype(dtype).feats) if not padding else x * 0.5
     norm, shortcut = trained(affine=affine), other if added else None
     got, want = norm_act(norm, nn.ReLU(), x, shortcut), one_by_one(norm, nn.ReLU(), x, shortcut)
     assert got.key is x.key and got.dtype == dtype and got.clean
-    np.testing.assert_array_equal(to_numpy(got.feats), to_numpy(want.feats))
+    same(got.feats, want.feats, dtype)
     assert not to_numpy(got.feats)[x.num_active :].any()
 
 
@@ -65,7 +73,7 @@ def test_what_padding_holds_does_not_matter():
         padded.manager,
     )
     got = to_numpy(norm_act(trained(), nn.ReLU(), poisoned).feats)
-    np.testing.assert_array_equal(got[:n], to_numpy(one_by_one(trained(), nn.ReLU(), x).feats))
+    same(got[:n], one_by_one(trained(), nn.ReLU(), x).feats)
     assert not got[n:].any()
 
 
