@@ -24,9 +24,9 @@ def fixed_norm(
 ) -> Callable[..., mx.array]:
     """``(x - mean) / sqrt(var + eps) * weight + bias``, plus what is added, and 0 where that is less (relu).
 
-    A function of x (N, C) of `dtype`; mean, var, weight, bias (C,) of `parameters`, which is `dtype` or float32;
-    and, where `added`, another (N, C). The sum is rounded after the norm and after the addition, as two layers
-    would. Rows at and past `active` are 0.
+    A function of x (N, C) of `dtype`; mean, var, weight, bias (C,) of `parameters`, `dtype` or float32;
+    and, where `added`, another (N, C). Norm and sum are both rounded, as those of two layers
+    are. Rows at and past `active` are 0.
     """
     n, channels = shape
     values = 16 // dtype.size
