@@ -7,7 +7,7 @@ METAL_FUNC void norm_fixed_line(threadgroup float* scales, threadgroup float* sh
                                 int c, int to) {
   float scale = metal::rsqrt(float(var[c]) + eps), w = float(weight[c]);
   scales[to] = scale * w;
-  shifts[to] = -float(mean[c]) * scale * w + float(bias[c]);
+  shifts[to] = float(bias[c]) - float(mean[c]) * scale * w;
 }
 template <typename T>
 METAL_FUNC void norm_fixed_rows(const device T* x, const device T* add, device T* y, const threadgroup float* scales,
@@ -44,8 +44,7 @@ METAL_FUNC void norm_fixed_rows(const device T* x, const device T* add, device T
         if (r + u * R < min(last, active)) {
           TILE_UNROLL
           for (int i = 0; i < V; i++) {
-            float value = float(T(p[u].get(i) * scale[i] + shift[i])); // rounded, as a layer by itself would
-            if (more) value = float(T(value + q[u].get(i)));
+            float value = p[u].get(i) * scale[i] + shift[i] + q[u].get(i);
             z.set(i, relu && value < 0.0f ? 0.0f : value);
           }
         }

@@ -25,8 +25,7 @@ def fixed_norm(
     """``(x - mean) / sqrt(var + eps) * weight + bias``, plus what is added, and 0 where that is less (relu).
 
     A function of x (N, C) of `dtype`; mean, var, weight, bias (C,) of `parameters`, `dtype` or float32;
-    and, where `added`, another (N, C). Norm and sum are both rounded, as those of two layers
-    are. Rows at and past `active` are 0.
+    and, where `added`, another (N, C). Rows at and past `active` are 0.
     """
     n, channels = shape
     values = 16 // dtype.size

@@ -1,4 +1,4 @@
-"""A norm, a shortcut and ReLU in one pass: what the layers give one after the other."""
+"""A norm by given statistics, a sum and a ReLU in one pass: what the layers give one after the other."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 import mlxsparse as ms
-from mlxsparse import backend
-from mlxsparse.errors import IdentityError, ShapeError
-from mlxsparse.nn.norm_act import norm_act
+from mlxsparse.nn.fixed import by_statistics
 from mlxsparse.testing.adapt import from_numpy, to_numpy
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -35,28 +33,39 @@ def trained(channels=6, affine=True):
     return norm.eval()
 
 
+def norm_act(norm, act, x, add=None):
+    c = norm.num_features
+    weight, bias = (norm.weight, norm.bias) if "weight" in norm else (mx.ones((c,)), mx.zeros((c,)))
+    given = norm.running_mean, norm.running_var, weight, bias, norm.eps
+    return by_statistics(x, *given, relu=act is not None, add=add)
+
+
 def same(a, b, dtype=mx.float32):
-    """Equal bits where the same operations run; a kernel of ours can round the last one otherwise."""
-    exact = backend.executor() == "host"
-    tolerance = 0 if exact else {mx.float32: 1e-6, mx.float16: 2e-3, mx.bfloat16: 2e-2}[dtype]
+    """Layers round once more before they add."""
+    tolerance = {mx.float32: 3e-6, mx.float16: 4e-3, mx.bfloat16: 3e-2}[dtype]
     np.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=tolerance, atol=tolerance)
 
 
 def one_by_one(norm, act, x, shortcut=None):
     y = norm(x)
-    return act(y if shortcut is None else y + shortcut)
+    y = y if shortcut is None else y + shortcut
+    return y if act is None else act(y)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("padding", [0, 7])
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("added", [True, False])
-def test_it_equals_the_layers(dtype, padding, affine, added):
+@pytest.mark.parametrize("act", [nn.ReLU(), None], ids=["relu", "none"])
+@pytest.mark.parametrize("half", [True, False])
+def test_it_equals_the_layers(dtype, padding, affine, added, act, half):
     x = cloud().astype(dtype)
     x = x.with_capacity(x.num_active + padding) if padding else x
     other = x.replace(cloud(seed=2).astype(dtype).feats) if not padding else x * 0.5
     norm, shortcut = trained(affine=affine), other if added else None
-    got, want = norm_act(norm, nn.ReLU(), x, shortcut), one_by_one(norm, nn.ReLU(), x, shortcut)
+    if half:
+        norm.set_dtype(dtype)
+    got, want = norm_act(norm, act, x, shortcut), one_by_one(norm, act, x, shortcut)
     assert got.key is x.key and got.dtype == dtype and got.clean
     same(got.feats, want.feats, dtype)
     assert not to_numpy(got.feats)[x.num_active :].any()
@@ -94,20 +103,3 @@ def test_gradients_are_those_of_the_layers():
     given = x.feats, shortcut.feats, norm.weight, norm.bias
     for a, b in zip(*(mx.grad(loss(run), argnums=(0, 1, 2, 3))(*given) for run in (norm_act, one_by_one))):
         np.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=1e-5, atol=1e-5)
-
-
-def test_other_layers_run_one_by_one():
-    x = cloud()
-    for norm, act in ((trained().train(), nn.ReLU()), (trained(), nn.GELU()), (nn.LayerNorm(6), nn.ReLU())):
-        twin = trained().train() if norm.training and isinstance(norm, nn.BatchNorm) else norm
-        got, want = norm_act(norm, act, x), one_by_one(twin, act, x)
-        np.testing.assert_array_equal(to_numpy(got.feats), to_numpy(want.feats))
-    assert norm_act(nn.Identity(), nn.ReLU(), x).feats.min().item() == 0
-
-
-def test_what_does_not_fit():
-    x = cloud()
-    with pytest.raises(ShapeError, match=r"BatchNorm\(5\) got 6"):
-        norm_act(trained(5), nn.ReLU(), x)
-    with pytest.raises(IdentityError, match="same key"):
-        norm_act(trained(), nn.ReLU(), x, cloud(seed=2))
