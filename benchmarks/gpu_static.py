@@ -139,12 +139,12 @@ def cases(name: str, coords: np.ndarray, batch_size: int) -> Iterator[tuple[str,
             return net(ms.SparseTensor(*part, batch_size=batch_size)).feats
 
         wait(one(parts[0]))
-        if compiled:
-            for part in parts[:3]:
-                wanted = net(ms.SparseTensor(*part, batch_size=batch_size)).feats
-                got = one(part)[: len(wanted)]
-                if mx.abs(got - wanted).max().item() > 2e-2 * mx.abs(wanted).max().item():
-                    raise ValueError("a frame differs from the eager result")
+        equal = 0
+        for part in parts if compiled else ():
+            wanted = net(ms.SparseTensor(*part, batch_size=batch_size)).feats
+            equal += mx.array_equal(one(part)[: len(wanted)], wanted).item()
+        mx.clear_cache()
+        mx.reset_peak_memory()
         start = time.perf_counter()
         for part in parts:
             wait(one(part))
@@ -155,7 +155,8 @@ def cases(name: str, coords: np.ndarray, batch_size: int) -> Iterator[tuple[str,
         mx.synchronize()
         chain = 1e3 * (time.perf_counter() - start) / len(parts)
         step.check()
-        return {"sync": round(each, 4), "chain": round(chain, 4), "compilations": step.compilations}
+        found = {"sync": round(each, 4), "chain": round(chain, 4)}
+        return {**found, "compilations": step.compilations, "equal": equal} if compiled else found
 
     yield "fp16 MinkUNet inference, maps and all, compiled", lambda: infer("step")
     yield "fp16 MinkUNet inference, maps and all, compiled, late check", lambda: infer("late")

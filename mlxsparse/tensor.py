@@ -34,10 +34,8 @@ def _arithmetic(symbol: str, function: Callable[[Any, Any], Any]) -> Any:
             return self.replace(function(self.feats, other.feats), clean=clean).noting(other)
         if isinstance(other, (int, float)) or (isinstance(other, mx.array) and other.size == 1):
             return self.replace(function(self.feats, other))
-        raise DTypeError(
-            f"SparseTensor {symbol} takes a SparseTensor with the same key or a scalar, "
-            f"got {type(other).__name__}. {_HINT}"
-        )
+        got = type(other).__name__
+        raise DTypeError(f"SparseTensor {symbol} takes one with the same key or a scalar, got {got}. {_HINT}")
 
     return method
 
@@ -125,7 +123,7 @@ class SparseTensor(tuple):
         """Tensor on an existing key; padding rows become 0 (or are: clean), errors of `sources` stay."""
         if feats.ndim != 2 or feats.shape[0] != key.capacity:
             raise ShapeError(f"feats must have shape ({key.capacity}, C) to fit its sites, got {feats.shape}")
-        if not key.full and not clean:
+        if not clean and not key.full:
             feats = mx.where(key.live, feats, mx.zeros((), feats.dtype))
         status = combined(key.status, *(x.status for x in sources))
         arrays = (key.coords, feats, key.active_rows, key.batch_counts, status)
@@ -262,20 +260,22 @@ class SparseTensor(tuple):
 
     def replace(self, feats: mx.array, *, clean: bool = False) -> SparseTensor:
         """The same sites (same key) with other features (capacity, C); clean: they are 0 in padding rows."""
-        feats = as_features(feats)
-        if self._key is not None:
-            return SparseTensor._of(self._key, feats, self, clean=clean)
+        feats, key = as_features(feats), self._key
+        if key is not None and (key.rebuilt or not (clean or key.full)):
+            return SparseTensor._of(key, feats, self, clean=clean)
         if feats.shape[0] != self.capacity:
             raise ShapeError(f"feats must have {self.capacity} rows to fit its sites, got {feats.shape}")
+        return self._with(1, feats if key is not None else zero_padding(feats, self.active_rows))
+
+    def _with(self, place: int, leaf: mx.array) -> SparseTensor:
         leaves = list(self)
-        leaves[1] = zero_padding(feats, self.active_rows)
-        return SparseTensor._make(leaves, None, self._manager)
+        leaves[place] = leaf
+        return SparseTensor._make(leaves, self._key, self._manager)
 
     def noting(self, *others: SparseTensor) -> SparseTensor:
         """This tensor with the errors in the status of others too."""
         status = combined(self.status, *(x.status for x in others))
-        leaves = [*self][:4] + [status, *[*self][5:]]
-        return self if status is self.status else SparseTensor._make(leaves, self._key, self._manager)
+        return self if status is self.status else self._with(4, status)
 
     def astype(self, dtype: mx.Dtype) -> SparseTensor:
         """The same sites with features of another float type."""

@@ -10,6 +10,7 @@ gradient only. No gradient is computed that nobody asked for.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,30 @@ def _refuse(name: str, what: str) -> Callable[..., Any]:
     return raising
 
 
+class _Seen(threading.local):
+    body = False
+
+
+_seen = _Seen()
+
+
+@functools.partial(mx.compile, shapeless=True)
+def _probe(*inputs: mx.array) -> mx.array:
+    _seen.body = True
+    return inputs[0]
+
+
+def traced(*inputs: mx.array) -> bool:
+    """Whether MLX is in a transformation that these arrays may take part in (True in case of doubt).
+
+    A compiled function runs its Python body for new types of arguments, and for traced arrays every time;
+    that is the one place where MLX shows from Python what an array is. Takes a microsecond.
+    """
+    _seen.body = False
+    _probe(*inputs)
+    return _seen.body
+
+
 def _sealed(name: str, function: Callable[..., mx.array]) -> Any:
     """`function` as a custom function that cannot be differentiated or mapped any further."""
     sealed: Any = mx.custom_function(function)
@@ -50,7 +75,9 @@ def differentiable(
     """
     device = mx.default_device()
     if device.type == mx.DeviceType.gpu or executor() == "kernel":
-        return _in_one(name, forward, gradients, inputs, device)
+        return prepared(name, forward, gradients, device)(*inputs)
+    if not traced(*inputs):  # nobody can ask for a gradient, so MLX need not hear of the call
+        return forward(*inputs)
 
     def branch(i: int, value: Callable[[mx.array], mx.array]) -> mx.array:
         function: Any = mx.custom_function(value)
@@ -80,14 +107,13 @@ def differentiable(
     return joined
 
 
-def _in_one(
-    name: str,
-    forward: Callable[..., mx.array],
-    gradients: Sequence[Gradient],
-    inputs: Sequence[mx.array],
-    device: mx.Device,
-) -> mx.array:
-    """`differentiable` as one custom function, for results that are not computed before they are read."""
+def prepared(
+    name: str, forward: Callable[..., mx.array], gradients: Sequence[Gradient], device: mx.Device
+) -> Callable[..., mx.array]:
+    """`differentiable` where kernels run, as a function of the inputs that can be called again and again.
+
+    One custom function for all gradients: results are not computed before they are read.
+    """
     cut = mx.stop_gradient  # MLX's jvp would walk into the forward's own graph, where a kernel raises
     function: Any = mx.custom_function(lambda *a: forward(*map(cut, a)))
 
@@ -101,5 +127,9 @@ def _in_one(
     function.vjp(vjp)
     function.jvp(_refuse(name, "forward-mode derivative (jvp)"))
     function.vmap(_refuse(name, "batched form (vmap)"))
-    result: mx.array = function(*inputs)
-    return result
+
+    def call(*inputs: mx.array) -> mx.array:
+        result: mx.array = (function if traced(*inputs) else forward)(*inputs)
+        return result
+
+    return call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import sys
@@ -25,12 +26,20 @@ def executor() -> str:
     """
     if _kernels_everywhere:
         return "kernel"
-    if mx.default_device().type == mx.DeviceType.cpu:
+    if mx.default_device().type == _CPU:
         return "host"
+    _require_kernels()
+    return "kernel"
+
+
+_CPU = mx.DeviceType.cpu
+
+
+@functools.cache
+def _require_kernels() -> None:
     from .library import factory
 
     factory()
-    return "kernel"
 
 
 @contextmanager

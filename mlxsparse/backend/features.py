@@ -14,6 +14,8 @@ _NUMPY_FLOATS = (np.float32, np.float16)
 
 
 def as_features(feats: Any) -> mx.array:
+    if type(feats) is mx.array and feats.ndim == 2 and feats.dtype in FLOATS:  # the usual case
+        return feats
     check_features(feats)
     return mx.array(np.ascontiguousarray(feats)) if isinstance(feats, np.ndarray) else feats
 

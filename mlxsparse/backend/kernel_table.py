@@ -19,6 +19,7 @@ class Kernel(NamedTuple):
 
 
 _HASH, _ROWS, _NORM = ("coord_hash.h",), ("rows.h",), ("norm.h",)
+_FIXED = ("norm.h", "norm_fixed.h")
 _SITES, _BITS, _OWN = ("site_bits.h",), {"bits": _U, "before": _I, "ends": _I}, {"nbr": _I, "keys": _U}
 _BLOCK, _ATTEND = ("tile.h", "stage.h"), ("tile.h", "stage.h", "attend.h", "block_scores.h")
 _QKV = {"q": _T, "k": _T, "v": _T, "marks": _F, "scale": _F, "bias": _F}
@@ -79,6 +80,12 @@ KERNELS: dict[str, Kernel] = {
     "norm_coef": Kernel(
         {"parts": _F, "weight": _T, "bias": _T, "running_mean": _F, "running_var": _F},
         {"coef": _F, "moved_mean": _F, "moved_var": _F}, _NORM, ("T",),
+    ),
+    "norm_fixed": Kernel(
+        {"x": _T, "add": _T, "mean": _T, "var": _T, "weight": _T, "bias": _T}, {"y": _T}, _FIXED, ("T",)
+    ),
+    "norm_fixed32": Kernel(
+        {"x": _T, "add": _T, "mean": _F, "var": _F, "weight": _F, "bias": _F}, {"y": _T}, _FIXED, ("T",)
     ),
     "norm_grad": Kernel({"x": _T, "ct": _T, "coef": _F, "slopes": _F}, {"dx": _T}, _NORM, ("T",)),
     "norm_moments": Kernel({"x": _T}, {"parts": _F}, _NORM, ("T",)),

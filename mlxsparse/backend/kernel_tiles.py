@@ -20,6 +20,7 @@ from .kernel_conv import fp32_mode, sum_parts
 from .library import (
     MAX_THREADS,
     Factory,
+    Launch,
     blocks,
     check_array,
     factory,
@@ -237,8 +238,8 @@ def forward(
 
     Rows at and past `active` (default M) are 0. plain: as if x were not aligned to 16 bytes.
     """
-    _check(x, w, tiles, w.shape[2])
-    return _product(_padded(x, 1), _padded(w, 2), tiles, bias, active, plain)
+    call = product(x.shape, w.shape, x.dtype, tiles, bias is not None, active=active, plain=plain)
+    return call(x, w, bias)
 
 
 def input_grad(
@@ -248,56 +249,64 @@ def input_grad(
 
     flip: the tiles are those of the output side of a map that is symmetric under t -> T - 1 - t.
     """
-    _check(ct, w, tiles, w.shape[0])
-    back = mx.contiguous((w[:, ::-1] if flip else w).transpose(2, 1, 0))  # a convolution with this weight
-    return _product(_padded(ct, 1), _padded(back, 2), tiles, None, None, plain)
-
-
-def _check(x: mx.array, w: mx.array, tiles: TapTiles, channels: int) -> None:
-    check_array("x", x, 2)
     check_array("weight", w, 3)
-    if w.shape[1] != tiles.taps:
-        raise ShapeError(f"weight {tuple(w.shape)} has {w.shape[1]} taps, the kernel map has {tiles.taps}")
-    if x.shape != (tiles.sources, channels):
-        raise ShapeError(
-            f"x has shape {tuple(x.shape)}, the map and weight {tuple(w.shape)} take "
-            f"{(tiles.sources, channels)}"
-        )
+    back = mx.contiguous((w[:, ::-1] if flip else w).transpose(2, 1, 0))  # a convolution with this weight
+    return product(ct.shape, back.shape, ct.dtype, tiles, False, plain=plain)(ct, back)
 
 
-def _product(
-    x: mx.array,
-    w: mx.array,
+def product(
+    x: Sequence[int],
+    w: Sequence[int],
+    dtype: mx.Dtype,
     tiles: TapTiles,
-    bias: mx.array | None,
-    active: int | mx.array | None,
-    plain: bool,
-) -> mx.array:
-    outs = w.shape[0]
-    if bias is not None and bias.shape != (outs,):
-        raise ShapeError(f"bias has shape {tuple(bias.shape)}, wanted {(outs,)}")
-    dtype, (n, red) = x.dtype, x.shape
-    _check_reach("x", n, red, dtype.size)
-    if w.size >= OFFSETS:
-        raise CapacityError(
-            f"weight {tuple(w.shape)} has more elements than a kernel can address; use groups"
+    biased: bool,
+    *,
+    active: int | mx.array | None = None,
+    plain: bool = False,
+) -> Callable[..., mx.array]:
+    """`forward` of arrays of these shapes and dtype, as a function of x, w and bias for many calls.
+
+    w: the array itself may have several axes of taps.
+    """
+    if len(x) != 2 or len(w) != 3:
+        raise ShapeError(f"x has shape {tuple(x)}, weight {tuple(w)}, wanted 2 and 3 axes")
+    (n, red), (outs, taps, channels) = x, w
+    if taps != tiles.taps:
+        raise ShapeError(f"weight {tuple(w)} has {taps} taps, the kernel map has {tiles.taps}")
+    if (n, red) != (tiles.sources, channels):
+        raise ShapeError(
+            f"x has shape {tuple(x)}, the map and weight {tuple(w)} take {(tiles.sources, channels)}"
         )
-    start = unread() if bias is None else bias.astype(mx.float32)
+    lack = -red % (16 // dtype.size)
+    red += lack
+    _check_reach("x", n, red, dtype.size)
+    if outs * taps * red >= OFFSETS:
+        raise CapacityError(f"weight {tuple(w)} has more elements than a kernel can address; use groups")
     rows = tiles.size if active is None else active
-    places, taps = tiles.rows.shape[0], tiles.nbr.shape[-2]
-    tile = tile_for(dtype, outs, places)
-    sizes = (n, tiles.size, places, taps, red, outs, int(bias is not None), rows)
-    dims = (*sizes, int(plain), *tiles.steps)
+    tile = tile_for(dtype, outs, tiles.places)
+    dims = (n, tiles.size, tiles.places, taps, red, outs, int(biased), rows, int(plain), *tiles.steps)
     prepare = _forward_call if isinstance(rows, int) else _forward_call.__wrapped__
     call = prepare(factory(), dtype, tile, fp32_mode(dtype), dims)
-    return call([x, w, start, tiles.nbr, tiles.rows, tiles.masks])[0]
+    places = tiles.nbr, tiles.rows, tiles.masks
+    if not biased and lack == 0:  # the usual case does nothing but launch
+        held = call.holding(unread(), *places)
+        return lambda x, w, bias=None: held([x, w])[0]
+    held = call.holding(*places)
+
+    def run(x: mx.array, w: mx.array, bias: mx.array | None = None) -> mx.array:
+        if biased and (bias is None or bias.shape != (outs,)):
+            raise ShapeError(f"bias has shape {getattr(bias, 'shape', bias)}, wanted {(outs,)}")
+        start = unread() if bias is None else bias.astype(mx.float32)
+        return held([_padded(x, 1), _padded(w, w.ndim - 1), start])[0]
+
+    return run
 
 
 # What follows from sizes alone is derived once: a call from Python costs as much as a small kernel.
 @functools.lru_cache(maxsize=2048)
 def _forward_call(
     make: Factory, dtype: mx.Dtype, tile: Tile, exact: int, dims: tuple[int | mx.array, ...]
-) -> Callable[[Sequence[mx.array]], list[mx.array]]:
+) -> Launch:
     _, size, places, _, _, outs = (int(v) for v in dims[:6])
     return ready(
         "conv_tiles",
@@ -344,7 +353,7 @@ def weight_grad(ct: mx.array, x: mx.array, tiles: TapTiles, *, plain: bool = Fal
 @functools.lru_cache(maxsize=2048)
 def _grad_call(
     make: Factory, dtype: mx.Dtype, tile: Tile, exact: int, sizes: tuple[int, ...]
-) -> Callable[[Sequence[mx.array]], list[mx.array]]:
+) -> Launch:
     n, size, places, taps, red, outs, active, plain, *steps = sizes
     along = blocks(red, tile.BN)
     pieces = blocks(outs, tile.BM) * along

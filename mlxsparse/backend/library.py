@@ -103,8 +103,11 @@ _forced: Factory | None = None
 
 def factory() -> Factory:
     """What makes kernels for this machine's GPU. DeviceError where MLX has no Metal and no CUDA."""
-    if _forced is not None:
-        return _forced
+    return _native() if _forced is None else _forced
+
+
+@functools.cache
+def _native() -> Factory:
     if mx.metal.is_available():
         return _metal
     if getattr(mx, "cuda", None) and mx.cuda.is_available():
@@ -210,7 +213,7 @@ def ready(
     group_bytes: int = 0,
     fit: int = 0,
     **template: int,
-) -> Callable[[Sequence[mx.array]], list[mx.array]]:
+) -> Launch:
     """Kernel `name` on `groups` threadgroups of `threads` threads, as a function of its inputs.
 
     dims: the kernel's sizes, integers or int32 arrays of one or more of them. shapes: of the outputs.
@@ -222,21 +225,49 @@ def ready(
         factory(), name, groups, threads, dtype, init, group_bytes, fit,
         tuple(map(tuple, shapes)), tuple(template.items()),
     )  # fmt: skip
-    call, options, types, empty = plan
-    last = None if call is None else sizes(name, dims)
+    last = [] if plan.call is None else [sizes(name, dims)]
+    return Launch(name, plan, [tuple(shape) for shape in shapes], last)
 
-    def run(inputs: Sequence[mx.array]) -> list[mx.array]:
-        if [a.dtype for a in inputs] != types:
-            _refuse(name, inputs, types)
+
+class Launch:
+    """A kernel with its sizes: call it with its inputs, without those that `holding` was given."""
+
+    __slots__ = ("_last", "_name", "_plan", "_shapes", "_types")
+
+    def __init__(
+        self,
+        name: str,
+        plan: Plan,
+        shapes: list[tuple[int, ...]],
+        last: list[mx.array],
+        types: list[mx.Dtype] | None = None,
+    ):
+        self._name, self._plan, self._shapes = name, plan, shapes
+        self._last = last  # inputs behind those of a call
+        self._types = plan.types if types is None else types
+
+    def holding(self, *inputs: mx.array) -> Launch:
+        """The same launch with these as the last inputs of every call: they are checked here."""
+        first = len(self._types) - len(inputs)
+        if [a.dtype for a in inputs] != self._types[first:]:
+            _refuse(self._name, inputs, self._types, first)
+        last = [a if a.size >= SMALL else padded(a) for a in inputs] + self._last
+        return Launch(self._name, self._plan, self._shapes, last, self._types[:first])
+
+    def __call__(self, inputs: Sequence[mx.array]) -> list[mx.array]:
+        if [a.dtype for a in inputs] != self._types:
+            _refuse(self._name, inputs, self._types)
+        call, options, _, init, empty = self._plan
         if call is None:
-            return [filled(shape, init or 0, kind) for shape, kind in zip(shapes, options["output_dtypes"])]
+            kinds = options["output_dtypes"]
+            return [filled(shape, init or 0, kind) for shape, kind in zip(self._shapes, kinds)]
         long = [a if a.size >= SMALL else padded(a) for a in inputs]
-        made: list[mx.array] = call(inputs=[*long, last], **options)
+        made: list[mx.array] = call(inputs=long + self._last, **options)
         if not empty:
             return made
-        return [out if math.prod(shape) else filled(shape, 0, out.dtype) for out, shape in zip(made, shapes)]
-
-    return run
+        return [
+            out if math.prod(shape) else filled(shape, 0, out.dtype) for out, shape in zip(made, self._shapes)
+        ]
 
 
 class Plan(NamedTuple):
@@ -245,6 +276,7 @@ class Plan(NamedTuple):
     call: Any  # None: nothing to run
     options: dict[str, Any]  # of `call`
     types: list[mx.Dtype]  # of the inputs
+    init: float | None
     empty: bool  # an output has no elements
 
 
@@ -271,7 +303,7 @@ def _plan(
         for side in (kernel.inputs, kernel.outputs)
     )
     if 0 in groups:
-        return Plan(None, {"output_dtypes": outputs}, inputs, True)
+        return Plan(None, {"output_dtypes": outputs}, inputs, init, True)
     if not 0 < threads <= MAX_THREADS:
         raise MLXSparseError(
             f"{name}: threadgroups of {threads} threads; at most {MAX_THREADS} run everywhere"
@@ -299,15 +331,15 @@ def _plan(
         call = _built(make, name, dynamic, bounds)
     else:
         del options["template"]
-    return Plan(call, options, inputs, not all(map(math.prod, shapes)))
+    return Plan(call, options, inputs, init, not all(map(math.prod, shapes)))
 
 
 def _described(values: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
 
 
-def _refuse(name: str, inputs: Sequence[mx.array], types: list[mx.Dtype]) -> None:
-    names = list(KERNELS[name].inputs)
+def _refuse(name: str, inputs: Sequence[mx.array], types: list[mx.Dtype], first: int = 0) -> None:
+    names, types = list(KERNELS[name].inputs)[first : len(types)], types[first:]
     if len(inputs) != len(names):
         raise MLXSparseError(f"{name} takes {names}, got {len(inputs)} arrays")
     for argument, a, wanted in zip(names, inputs, types):

@@ -36,10 +36,27 @@ def combined(first: mx.array, *others: mx.array) -> mx.array:
     """Bits of all; rows and stride of the first that has any."""
     found = first
     for part in others:
-        if part is found or is_clear(part):
+        if part is found or is_clear(part) or _holds(found, part):
             continue
-        found = part if is_clear(found) else _first(found, part)
+        found = part if is_clear(found) or _holds(part, found) else _joined(found, part)
     return found
+
+
+# What was combined into a status that lives: a network asks for the same again at every layer.
+_parts: dict[int, tuple[weakref.ref[mx.array], list[mx.array]]] = {}
+
+
+def _holds(whole: mx.array, part: mx.array) -> bool:
+    known = _parts.get(id(whole))
+    return known is not None and any(one is part for one in known[1])
+
+
+def _joined(a: mx.array, b: mx.array) -> mx.array:
+    made = _first(a, b)
+    name = id(made)
+    parts = [a, b, *(one for whole in (a, b) if id(whole) in _parts for one in _parts[id(whole)][1])]
+    _parts[name] = weakref.ref(made, lambda _: _parts.pop(name, None)), parts
+    return made
 
 
 def _first(a: mx.array, b: mx.array) -> mx.array:

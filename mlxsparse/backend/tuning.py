@@ -24,6 +24,7 @@ from .device import cache_folder, trace
 PATHS = ("tiles", "rows", "gather")
 VERSION = 1
 _forced: str | None = None
+_forgotten = 0  # times
 
 
 class Case(NamedTuple):
@@ -60,6 +61,11 @@ def _checked(path: str, source: str) -> str:
 def choose(case: Case, possible: tuple[str, ...]) -> str:
     """Path for a call; `possible` names those that can run it, the default first."""
     return _choice(case, possible, _forced or os.environ.get("MLXSPARSE_PATH", ""), device_name())
+
+
+def state() -> tuple[str, int]:
+    """What a choice depends on besides its case, as it is now."""
+    return _forced or os.environ.get("MLXSPARSE_PATH", ""), _forgotten
 
 
 @functools.lru_cache(maxsize=4096)
@@ -141,5 +147,7 @@ def _nearest(case: Case, device: str) -> dict[str, float]:
 
 def forget() -> None:
     """Read the table again at the next call."""
+    global _forgotten
+    _forgotten += 1
     _table.cache_clear()
     _choice.cache_clear()

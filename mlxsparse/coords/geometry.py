@@ -21,6 +21,11 @@ TripleLike: TypeAlias = int | Sequence[int]
 
 def triple(value: TripleLike, name: str, *, least: int | None = None) -> Triple:
     """An int or three ints (x, y, z) as a 3-tuple, each at least `least`."""
+    if type(value) is tuple and len(value) == 3:  # the usual case, which is quick
+        x, y, z = value
+        low = -(2**30) + 1 if least is None else least
+        if type(x) is type(y) is type(z) is int and low <= x < 2**30 > y >= low <= z < 2**30:
+            return value
     items = (value,) * 3 if isinstance(value, (int, np.integer)) else value
     try:
         x, y, z = items
@@ -76,6 +81,13 @@ class Kernel:
             (kx, ky, kz), (dx, dy, dz) = k, d
             return _kernel(k, (1, 1, 1), ((kx - 1) // 2 * dx, (ky - 1) // 2 * dy, (kz - 1) // 2 * dz), d)
         return _kernel(k, (1, 1, 1), triple(padding, "padding"), d)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.size, self.stride, self.padding, self.dilation))
 
     @property
     def volume(self) -> int:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
 import numpy as np
 
 from ..engine.device_map import DeviceMap
@@ -17,12 +21,14 @@ class KernelMap:
     are for inspection; they are computed when asked for.
     """
 
-    __slots__ = ("__weakref__", "_selected", "kernel", "relation")
+    __slots__ = ("__weakref__", "_selected", "calls", "kernel", "relation")
 
     def __init__(self, kernel: Kernel, relation: TapPairs | Windows | DeviceMap):
         self.kernel = kernel
         self.relation = relation
         self._selected: dict[tuple[int, ...], TapPairs | DeviceMap] = {}
+        # On a GPU: convolutions over these pairs, checked and ready to run (ops/conv.py).
+        self.calls: dict[tuple[Any, ...], Callable[..., mx.array]] = {}
 
     @property
     def by_taps(self) -> TapPairs | DeviceMap:

@@ -18,6 +18,7 @@ from ..backend.kernel_rows import Segments
 from ..backend.kernel_sites import Extent, Reached, box_of, extent_of
 from ..backend.library import begin
 from ..backend.status import clear
+from ..engine.device_map import identity
 from ..engine.index import LIMIT, CoordIndex, build_index
 from ..engine.sorting import Bounds, Packed
 from ..errors import CapacityError, CoordinateRangeError, DTypeError, DuplicateCoordinatesError, ShapeError
@@ -137,6 +138,11 @@ class Record:
             # Not begun: few calls read it.
             return (self.coords[:, :1] == items[None]).sum(axis=0).astype(mx.int32)
         return to_mlx(self.counts.astype(np.int32))
+
+    @cached_property
+    def identity(self) -> KernelMap:
+        """Each active row to itself, on a GPU: the map of a dense layer."""
+        return KernelMap(Kernel((1, 1, 1)), identity(self.coords.shape[0], self.active))
 
     @cached_property
     def table(self) -> CoordTable:

@@ -258,9 +258,11 @@ class CoordinateManager:
         A transposed operator asks with the fine key as `in_key` and the coarse one as `out_key` and
         reads the pairs backwards, so an encoder's map serves its decoder.
         """
+        place = executor(), kernel  # a tensor may meet operators of both devices
         with self.lock:
-            maps = in_key._record.maps.setdefault(out_key._record, {})
-            place = executor(), kernel  # a tensor may meet operators of both devices
+            maps = in_key._record.maps.get(out_key._record)
+            if maps is None:
+                maps = in_key._record.maps[out_key._record] = {}
             found = maps.get(place)
             if found is not None:
                 self._hits["maps"] += 1
@@ -299,6 +301,7 @@ class CoordinateManager:
                 key._record.windows.clear()
                 key._record.groups.clear()
                 key._record.index = None
+                key._record.__dict__.pop("identity", None)
 
 
 _default = CoordinateManager()

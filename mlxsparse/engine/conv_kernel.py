@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import mlx.core as mx
 
-from ..backend import kernel_conv, kernel_tiles
-from ..backend.autodiff import Gradient, differentiable
-from ..backend.library import numbers, on_cuda
-from ..backend.tuning import PATHS, Case, choose
+from ..backend import kernel_conv, kernel_tiles, tuning
+from ..backend.autodiff import Gradient, prepared
+from ..backend.library import factory, on_cuda
 from . import conv_gather
-from .device_map import DeviceMap, Side, submanifold
+from .device_map import DeviceMap, Side, identity
 from .neighbors import TapPairs
 from .tables import column_sums, device_map
+
+Product = Callable[..., mx.array]  # of x, weight and, where there is one, bias
 
 
 def convolve(
@@ -23,7 +28,8 @@ def convolve(
     groups: int,
 ) -> mx.array:
     """As gather_gemm.convolve. The weight is used in x's dtype, as x is."""
-    return _product("convolution", x, weight, bias, device_map(relation, x.shape[0], rows), groups)
+    call = product("convolution", x, weight, bias, device_map(relation, x.shape[0], rows), groups)
+    return call(x, weight) if bias is None else call(x, weight, bias)
 
 
 def linear(x: mx.array, weight: mx.array, bias: mx.array | None, count: int | mx.array) -> mx.array:
@@ -31,13 +37,18 @@ def linear(x: mx.array, weight: mx.array, bias: mx.array | None, count: int | mx
 
     MLX's own product multiplies float32 in TF32 on CUDA, which is a thousand times less exact.
     """
-    size = x.shape[0]
+    call = product("linear", x, weight, bias, identity(x.shape[0], count), 1)
+    return call(x, weight) if bias is None else call(x, weight, bias)
 
-    def itself() -> mx.array:
-        rows = numbers(size)
-        return mx.where(rows < count, rows, mx.array(-1, mx.int32))[None]
 
-    return _product("linear", x, weight[:, None, :], bias, submanifold(itself, size, count, (1,)), 1)
+def case(x: mx.array, weight: mx.array, bias: mx.array | None) -> tuple[Any, ...]:
+    """All that `product` makes its function from, but for the map and the groups: where the function is kept,
+    this tells whether it fits.
+    """
+    dtype = x.dtype
+    arrays = x.shape, dtype, weight.shape, weight.dtype, bias is None or (bias.shape, bias.dtype)
+    chosen = tuple(kernel_tiles.chosen.items()) if kernel_tiles.chosen else None
+    return *arrays, factory(), mx.default_device().type, tuning.state(), kernel_conv.fp32_mode(dtype), chosen
 
 
 def _path(name: str, x: mx.array, weight: mx.array, pairs: DeviceMap, groups: int) -> str:
@@ -46,47 +57,60 @@ def _path(name: str, x: mx.array, weight: mx.array, pairs: DeviceMap, groups: in
     elif x.dtype == mx.float32 and on_cuda() and kernel_conv.fp32_mode(x.dtype) != 0:
         possible = ("tiles", "rows")  # MLX multiplies in TF32
     else:
-        possible = PATHS
+        possible = tuning.PATHS
     if name != "convolution":
         return possible[0]
-    channels_out, taps, channels_in = weight.shape
+    channels_out, channels_in, taps = weight.shape[0], weight.shape[-1], math.prod(weight.shape[1:-1])
     dtype = str(x.dtype).removeprefix("mlx.core.")
-    return choose(Case(dtype, pairs.rows_out, taps, channels_in * groups, channels_out), possible)
+    found = tuning.Case(dtype, pairs.rows_out, taps, channels_in * groups, channels_out)
+    return tuning.choose(found, possible)
 
 
-def _product(
+def product(
     name: str, x: mx.array, weight: mx.array, bias: mx.array | None, pairs: DeviceMap, groups: int
-) -> mx.array:
-    """By one of the paths of backend/tuning.py."""
+) -> Product:
+    """The product over `pairs` of arrays of these shapes and dtypes, by a path of backend/tuning.py.
+
+    weight: (Co, Ci / groups) with any axes of taps between.
+    """
     dtype, count = x.dtype, pairs.num_out
+    shape = weight.shape[0], math.prod(weight.shape[1:-1]), weight.shape[-1]
+    same = weight.dtype == dtype
     path = _path(name, x, weight, pairs, groups)
     if path == "gather":
-        return conv_gather.convolve(x, weight, bias, pairs)
+        return lambda x, w, b=None: conv_gather.convolve(x, w.reshape(shape), b, pairs)
     tiled = path == "tiles"
+    active = None if bias is None else count  # without a bias, rows without a pair are 0 as they are
+    if tiled:
+        tiles = pairs.output.tiles
+        launch = kernel_tiles.product(x.shape, shape, dtype, tiles, bias is not None, active=active)
+
+    def three(w: mx.array) -> mx.array:
+        return w.reshape(shape).astype(dtype)
 
     def forward(x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
-        start, w = b[0] if b else None, w.astype(dtype)
-        active = count if b else None  # without a bias, rows without a pair are 0 as they are
-        if tiled:
-            return kernel_tiles.forward(x, w, pairs.output.tiles, start, active=active)
-        return kernel_conv.conv_forward(x, w, pairs.output.table, start, groups=groups, active=active)
+        if tiled:  # which reads the weight as it lies
+            return launch(x, w if same else w.astype(dtype), *b)
+        start = b[0] if b else None
+        return kernel_conv.conv_forward(x, three(w), pairs.output.table, start, groups=groups, active=active)
 
     def input_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
-        w = w.astype(dtype)
         if not tiled:
-            return kernel_conv.conv_input_grad(ct, w, pairs.input.table, groups=groups)
+            return kernel_conv.conv_input_grad(ct, three(w), pairs.input.table, groups=groups)
         side: Side = pairs.output if pairs.symmetric else pairs.input
-        return kernel_tiles.input_grad(ct, w, side.tiles, flip=pairs.symmetric)
+        return kernel_tiles.input_grad(ct, three(w), side.tiles, flip=pairs.symmetric)
 
     def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         if tiled:
-            return kernel_tiles.weight_grad(ct, x, pairs.output.tiles).astype(w.dtype)
-        return kernel_conv.conv_weight_grad(ct, x, pairs.output.table, groups=groups).astype(w.dtype)
+            dw = kernel_tiles.weight_grad(ct, x, pairs.output.tiles)
+        else:
+            dw = kernel_conv.conv_weight_grad(ct, x, pairs.output.table, groups=groups)
+        return dw.astype(w.dtype).reshape(w.shape)
 
     def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
         return column_sums(ct, count).astype(b.dtype)
 
     gradients: tuple[Gradient, ...] = (input_gradient, weight_gradient)
-    if bias is None:
-        return differentiable(name, forward, gradients, x, weight)
-    return differentiable(name, forward, (*gradients, bias_gradient), x, weight, bias)
+    if bias is not None:
+        gradients = (*gradients, bias_gradient)
+    return prepared(name, forward, gradients, mx.default_device())

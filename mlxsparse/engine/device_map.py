@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.kernel_tiles import TapTiles, tap_tiles
-from ..backend.library import begin
+from ..backend.library import begin, numbers
 from .neighbors import TapPairs
 
 
@@ -123,6 +123,16 @@ def submanifold(
     output = Side(make, rows, size, count, keys)
     mirrored = Side(lambda: output.table[::-1], rows, size, count)
     return DeviceMap(output, mirrored, count, count, symmetric=True)
+
+
+def identity(size: int, count: int | mx.array) -> DeviceMap:
+    """Each of the first `count` rows to itself."""
+
+    def itself() -> mx.array:
+        rows = numbers(size)
+        return mx.where(rows < count, rows, mx.array(-1, mx.int32))[None]
+
+    return submanifold(itself, size, count, (1,))
 
 
 def of_pairs(pairs: TapPairs, rows_in: int, rows_out: int) -> DeviceMap:

@@ -14,11 +14,12 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from ..backend import executor
 from ..coords import CoordinateMapKey, Kernel, KernelMap
 from ..coords.geometry import Triple, TripleLike, divide, multiply
+from ..engine import conv_kernel
 from ..engine.device_map import DeviceMap
 from ..engine.gather_gemm import convolve
+from ..engine.neighbors import TapPairs
 from ..errors import DTypeError, IdentityError, MLXSparseError, ShapeError, StrideError
 from ..tensor import SparseTensor
 from .check import check_groups, check_tensor
@@ -62,12 +63,8 @@ def subm_conv3d(
     Args: w (Co, Kx, Ky, Kz, Ci / groups) and bias (Co,) in x's dtype; taps as in Taps.
     """
     size = _check_weight(x, w, bias, groups, taps)
-    usual = padding is None and type(dilation) is int
-    kernel = _centred(size, dilation) if usual else Kernel.submanifold(size, dilation, padding)
-    return _apply(x, w, bias, x.key, x.manager.kernel_map(x.key, x.key, kernel), groups, taps)
-
-
-_centred = functools.lru_cache(maxsize=256)(Kernel.submanifold)  # of a weight's shape: ints
+    key, kernel = x.key, Kernel.submanifold(size, dilation, padding)
+    return _apply(x, w, bias, key, x.manager.kernel_map(key, key, kernel), groups, taps)
 
 
 def conv3d(
@@ -238,30 +235,50 @@ def _check_weight(
     x: SparseTensor, w: mx.array, bias: mx.array | None, groups: int, taps: Taps | None = None
 ) -> Triple:
     check_tensor(x)
-    if not isinstance(w, mx.array) or w.ndim != (5 if taps is None else 3):
-        got = tuple(w.shape) if isinstance(w, mx.array) else type(w).__name__
-        wanted = "(Co, Kx, Ky, Kz, Ci / groups)" if taps is None else "(Co, taps, Ci / groups) with taps="
-        raise ShapeError(f"weight must be an mlx array {wanted}, got {got}")
-    co, *size, ci = w.shape
+    if not isinstance(w, mx.array):
+        raise ShapeError(f"weight must be an mlx array {_layout(taps)}, got {type(w).__name__}")
+    if not isinstance(groups, int):
+        check_groups(groups, x.num_channels, w.shape[0])
+    if bias is not None and not isinstance(bias, mx.array):
+        raise ShapeError(f"bias must be an mlx array ({w.shape[0]},), got {bias!r}")
+    feats = x.feats
+    start = None if bias is None else (bias.shape, bias.dtype)
+    return _checked_size(feats.shape[1], feats.dtype, w.shape, w.dtype, start, groups, taps)
+
+
+def _layout(taps: Taps | None) -> str:
+    return "(Co, Kx, Ky, Kz, Ci / groups)" if taps is None else "(Co, taps, Ci / groups) with taps="
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def _checked_size(
+    channels: int,
+    dtype: mx.Dtype,
+    shape: tuple[int, ...],
+    weight_dtype: mx.Dtype,
+    bias: tuple[tuple[int, ...], mx.Dtype] | None,
+    groups: int,
+    taps: Taps | None,
+) -> Triple:
+    """Size of the kernel of a weight that fits; equal arguments are checked once."""
+    if len(shape) != (5 if taps is None else 3):
+        raise ShapeError(f"weight must be an mlx array {_layout(taps)}, got {shape}")
+    co, *size, ci = shape
     if taps is not None:
         if size != [len(taps.index)]:
-            raise ShapeError(f"weight {tuple(w.shape)} has {size[0]} taps, taps= names {len(taps.index)}")
+            raise ShapeError(f"weight {shape} has {size[0]} taps, taps= names {len(taps.index)}")
         size = list(taps.kernel_size)
     kx, ky, kz = size
-    check_groups(groups, x.num_channels, co)
-    if ci * groups != x.num_channels:
-        raise ShapeError(
-            f"weight {tuple(w.shape)} takes {ci} * groups={groups} channels, the input has {x.num_channels}"
-        )
-    if w.dtype != x.dtype:
-        raise DTypeError(f"weight is {w.dtype}, feats are {x.dtype}: cast one (layer.set_dtype, x.astype)")
+    check_groups(groups, channels, co)
+    if ci * groups != channels:
+        raise ShapeError(f"weight {shape} takes {ci} * groups={groups} channels, the input has {channels}")
+    if weight_dtype != dtype:
+        raise DTypeError(f"weight is {weight_dtype}, feats are {dtype}: cast one (layer.set_dtype, x.astype)")
     if bias is not None:
-        if not isinstance(bias, mx.array) or tuple(bias.shape) != (co,):
-            raise ShapeError(
-                f"bias must have shape ({co},), got {getattr(bias, 'shape', bias)!r}, an mlx array is needed"
-            )
-        if bias.dtype != x.dtype:
-            raise DTypeError(f"bias is {bias.dtype}, feats are {x.dtype}: cast one")
+        if bias[0] != (co,):
+            raise ShapeError(f"bias must have shape ({co},), got {bias[0]}")
+        if bias[1] != dtype:
+            raise DTypeError(f"bias is {bias[1]}, feats are {dtype}: cast one")
     return kx, ky, kz
 
 
@@ -276,7 +293,34 @@ def _apply(
     *,
     backwards: bool = False,
 ) -> SparseTensor:
+    on_device = isinstance(found.relation, DeviceMap)
+    if on_device:
+        y = on_map("convolution", found, x.feats, w, bias, groups, taps, backwards)
+    else:
+        y = convolve(x.feats, w, bias, _pairs(found, taps, backwards), key.capacity, groups)
+    return x.replace(y, clean=on_device) if key is x._key else SparseTensor._of(key, y, x, clean=on_device)
+
+
+def on_map(
+    name: str,
+    found: KernelMap,
+    feats: mx.array,
+    w: mx.array,
+    bias: mx.array | None,
+    groups: int = 1,
+    taps: Taps | None = None,
+    backwards: bool = False,
+) -> mx.array:
+    """The product over a map of a GPU. What follows from shapes is worked out once and kept with the map."""
+    case = backwards, groups, taps, conv_kernel.case(feats, w, bias)
+    call = found.calls.get(case)
+    if call is None:
+        pairs = _pairs(found, taps, backwards)
+        assert isinstance(pairs, DeviceMap)
+        call = found.calls[case] = conv_kernel.product(name, feats, w, bias, pairs, groups)
+    return call(feats, w) if bias is None else call(feats, w, bias)
+
+
+def _pairs(found: KernelMap, taps: Taps | None, backwards: bool) -> TapPairs | DeviceMap:
     pairs = found.by_taps if taps is None else found.select(taps.index)
-    pairs = pairs.transposed() if backwards else pairs
-    y = convolve(x.feats, w, bias, pairs, key.capacity, groups)
-    return SparseTensor._of(key, y, x, clean=executor() == "kernel")
+    return pairs.transposed() if backwards else pairs

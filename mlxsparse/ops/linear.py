@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from ..backend import executor
 from ..engine import dense
 from ..errors import DTypeError, ShapeError
 from ..tensor import SparseTensor
 from .check import check_tensor
+from .conv import on_map
 
 
 def linear(x: SparseTensor, w: mx.array, bias: mx.array | None = None) -> SparseTensor:
@@ -21,4 +23,6 @@ def linear(x: SparseTensor, w: mx.array, bias: mx.array | None = None) -> Sparse
         raise ShapeError(f"bias must have shape ({w.shape[0]},), got {tuple(bias.shape)}")
     if w.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
         raise DTypeError(f"weight is {w.dtype}, feats are {x.dtype}: cast one (layer.set_dtype, x.astype)")
+    if x._key is not None and executor() == "kernel":
+        return x.replace(on_map("linear", x._key._record.identity, x.feats, w, bias), clean=True)
     return x.replace(dense.linear(x.feats, w, bias, x.active), clean=True)

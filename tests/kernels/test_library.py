@@ -125,6 +125,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(compiler: FakeCompiler, tmp_
 
 def test_without_a_gpu_the_library_says_so(monkeypatch: Any) -> None:
     monkeypatch.setattr(library, "_forced", None)
+    library._native.cache_clear()
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
     monkeypatch.setattr(mx.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match="neither Metal nor CUDA"):

@@ -1,0 +1,49 @@
+"""Normalisation by statistics that are given, with what follows it, in one pass: norm_fixed.metal."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from .library import MAX_THREADS, blocks, ready, unread
+
+PASSES = 8  # rows that a thread takes
+
+
+def fixed_norm(
+    shape: tuple[int, ...],
+    dtype: mx.Dtype,
+    parameters: mx.Dtype,
+    eps: float,
+    active: int | mx.array,
+    *,
+    added: bool,
+    relu: bool,
+) -> Callable[..., mx.array]:
+    """``(x - mean) / sqrt(var + eps) * weight + bias``, plus what is added, and 0 where that is less (relu).
+
+    A function of x (N, C) of `dtype`; mean, var, weight, bias (C,) of `parameters`, `dtype` or float32;
+    and, where `added`, another (N, C). Rows at and past `active` are 0.
+    """
+    n, channels = shape
+    values = 16 // dtype.size
+    lanes = min(blocks(channels, values), 32)
+    rows = MAX_THREADS // lanes * PASSES
+    bits = struct.unpack("<i", struct.pack("<f", eps))[0]
+    call = ready(
+        "norm_fixed" if parameters == dtype else "norm_fixed32",
+        [n, channels, active, bits, int(relu), int(added), rows],
+        [shape],
+        (blocks(n, rows), blocks(channels, 32 * values), 1),
+        dtype=dtype,
+    )
+    nothing = unread().astype(dtype)
+
+    def run(
+        x: mx.array, mean: mx.array, var: mx.array, weight: mx.array, bias: mx.array, *add: mx.array
+    ) -> mx.array:
+        return call([x, add[0] if add else nothing, mean, var, weight, bias])[0]
+
+    return run

@@ -1,0 +1,105 @@
+"""A norm by given statistics, a sum and a ReLU in one pass: what the layers give one after the other."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlxsparse as ms
+from mlxsparse.nn.fixed import by_statistics
+from mlxsparse.testing.adapt import from_numpy, to_numpy
+
+pytestmark = pytest.mark.usefixtures("device")
+
+nn = ms.nn
+DTYPES = [mx.float32, mx.float16, mx.bfloat16]
+
+
+def cloud(channels=6, seed=0):
+    rng = np.random.default_rng(0)
+    coords = np.unique(rng.integers(-4, 4, (120, 4)) % [2, 9, 9, 9], axis=0)
+    return from_numpy(coords, np.random.default_rng(seed).normal(size=(len(coords), channels)))
+
+
+def trained(channels=6, affine=True):
+    norm = nn.BatchNorm(channels, eps=1e-3, affine=affine)
+    rng = np.random.default_rng(1)
+    norm.running_mean = mx.array(rng.normal(size=channels).astype(np.float32))
+    norm.running_var = mx.array(rng.uniform(0.1, 3, channels).astype(np.float32))
+    if affine:
+        norm.weight = mx.array(rng.normal(size=channels).astype(np.float32))
+        norm.bias = mx.array(rng.normal(size=channels).astype(np.float32))
+    return norm.eval()
+
+
+def norm_act(norm, act, x, add=None):
+    c = norm.num_features
+    weight, bias = (norm.weight, norm.bias) if "weight" in norm else (mx.ones((c,)), mx.zeros((c,)))
+    given = norm.running_mean, norm.running_var, weight, bias, norm.eps
+    return by_statistics(x, *given, relu=act is not None, add=add)
+
+
+def same(a, b, dtype=mx.float32):
+    """Layers round once more before they add."""
+    tolerance = {mx.float32: 3e-6, mx.float16: 4e-3, mx.bfloat16: 3e-2}[dtype]
+    np.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=tolerance, atol=tolerance)
+
+
+def one_by_one(norm, act, x, shortcut=None):
+    y = norm(x)
+    y = y if shortcut is None else y + shortcut
+    return y if act is None else act(y)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("padding", [0, 7])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("added", [True, False])
+@pytest.mark.parametrize("act", [nn.ReLU(), None], ids=["relu", "none"])
+@pytest.mark.parametrize("half", [True, False])
+def test_it_equals_the_layers(dtype, padding, affine, added, act, half):
+    x = cloud().astype(dtype)
+    x = x.with_capacity(x.num_active + padding) if padding else x
+    other = x.replace(cloud(seed=2).astype(dtype).feats) if not padding else x * 0.5
+    norm, shortcut = trained(affine=affine), other if added else None
+    if half:
+        norm.set_dtype(dtype)
+    got, want = norm_act(norm, act, x, shortcut), one_by_one(norm, act, x, shortcut)
+    assert got.key is x.key and got.dtype == dtype and got.clean
+    same(got.feats, want.feats, dtype)
+    assert not to_numpy(got.feats)[x.num_active :].any()
+
+
+def test_what_padding_holds_does_not_matter():
+    x = cloud()
+    n = x.num_active
+    padded = x.with_capacity(n + 5)
+    rows = mx.arange(n + 5)[:, None]
+    poisoned = ms.SparseTensor._make(
+        [mx.where(rows < n, leaf, mx.nan) if i == 1 else leaf for i, leaf in enumerate(padded)],
+        padded.key,
+        padded.manager,
+    )
+    got = to_numpy(norm_act(trained(), nn.ReLU(), poisoned).feats)
+    same(got[:n], one_by_one(trained(), nn.ReLU(), x).feats)
+    assert not got[n:].any()
+
+
+def test_gradients_are_those_of_the_layers():
+    x, shortcut = cloud(), cloud(seed=3)
+    shortcut = x.replace(shortcut.feats)
+    ct = cloud(seed=4).feats
+
+    def loss(run):
+        def value(feats, more, weight, bias):
+            norm = trained()
+            norm.weight, norm.bias = weight, bias
+            return (run(norm, nn.ReLU(), x.replace(feats), x.replace(more)).feats * ct).sum()
+
+        return value
+
+    norm = trained()
+    given = x.feats, shortcut.feats, norm.weight, norm.bias
+    for a, b in zip(*(mx.grad(loss(run), argnums=(0, 1, 2, 3))(*given) for run in (norm_act, one_by_one))):
+        np.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=1e-5, atol=1e-5)
