@@ -20,6 +20,7 @@ from ..errors import TransformError
 from .device import executor
 
 Gradient = Callable[..., mx.array]
+Gradients = Callable[..., Sequence[mx.array]]
 
 
 @functools.lru_cache(maxsize=256)
@@ -56,7 +57,7 @@ def traced(*inputs: mx.array) -> bool:
     return _seen.body
 
 
-def _sealed(name: str, function: Callable[..., mx.array]) -> Any:
+def _sealed(name: str, function: Gradient | Gradients) -> Any:
     """`function` as a custom function that cannot be differentiated or mapped any further."""
     sealed: Any = mx.custom_function(function)
     sealed.vjp(_refuse(name, "second gradient"))
@@ -114,14 +115,31 @@ def prepared(
 
     One custom function for all gradients: results are not computed before they are read.
     """
+
+    def all_of(cotangent: mx.array, _: mx.array, *inputs: mx.array) -> list[mx.array]:
+        # Functions of their own: MLX evaluates all results of one together.
+        return [_sealed(name, gradient)(cotangent, *inputs) for gradient in gradients]
+
+    return _custom(name, forward, all_of, device)
+
+
+def together(
+    name: str, forward: Callable[..., mx.array], gradients: Gradients, device: mx.Device
+) -> Callable[..., mx.array]:
+    """As `prepared`, for gradients that are computed together: ``gradients(cotangent, result, *inputs)``."""
+    return _custom(name, forward, _sealed(name, gradients), device)
+
+
+def _custom(
+    name: str, forward: Callable[..., mx.array], gradients: Gradients, device: mx.Device
+) -> Callable[..., mx.array]:
     cut = mx.stop_gradient  # MLX's jvp would walk into the forward's own graph, where a kernel raises
     function: Any = mx.custom_function(lambda *a: forward(*map(cut, a)))
 
-    def vjp(primals: Any, cotangent: mx.array, _: mx.array) -> Any:
+    def vjp(primals: Any, cotangent: mx.array, result: mx.array) -> Any:
         arguments = primals if isinstance(primals, (tuple, list)) else (primals,)
         with mx.stream(device):
-            # Functions of their own: MLX evaluates all results of one together.
-            made = [_sealed(name, gradient)(cotangent, *arguments) for gradient in gradients]
+            made = gradients(cotangent, result, *arguments)
         return tuple(made) if len(made) > 1 else made[0]
 
     function.vjp(vjp)

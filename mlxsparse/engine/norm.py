@@ -18,6 +18,7 @@ import numpy as np
 from ..backend import executor
 from ..backend.autodiff import differentiable
 from ..backend.host import empty, parallel, to_mlx, view, view32
+from ..backend.kernel_norm import Running
 from . import norm_kernel
 
 CHUNK = 1 << 16  # values of one chunk
@@ -125,18 +126,21 @@ def normalize_all(
     *,
     relu: bool = False,
     add: mx.array | None = None,
+    running: Running | None = None,
 ) -> tuple[mx.array, mx.array, mx.array]:
     """`normalize` of one span, the first `count` rows.
 
-    relu, add: as in norm_kernel.normalize_columns, where kernels run.
+    relu, add, running: as in norm_kernel.normalize_columns, where kernels run.
     """
     if executor() == "host":
-        assert isinstance(count, int) and not relu and add is None  # the host knows it
+        assert isinstance(count, int) and not relu and add is None and running is None
         return normalize(x, weight, bias, Spans(None, np.array([count])), eps)
     channels = x.shape[1]
     weight = mx.ones((channels,)) if weight is None else weight
     bias = mx.zeros((channels,)) if bias is None else bias
-    return norm_kernel.normalize_columns(x, weight, bias, count, eps, relu=relu, add=add)
+    return norm_kernel.normalize_columns(
+        x, weight, bias, count, eps, relu=relu, add=add, running=running
+    )
 
 
 def normalize_rows(

@@ -6,6 +6,7 @@ large mean costs a variance nothing; sums run in a fixed order.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +14,8 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend import kernel_items, kernel_norm, kernel_rows
-from ..backend.autodiff import Gradient, differentiable
+from ..backend.autodiff import differentiable, together
+from ..backend.kernel_norm import Running
 from ..backend.library import filled
 from .tables import column_sums, floats, integers, item_of_rows, rows_of_ranks, span_sums
 
@@ -134,58 +136,41 @@ def normalize_columns(
     *,
     relu: bool = False,
     add: mx.array | None = None,
+    running: Running | None = None,
 ) -> tuple[mx.array, mx.array, mx.array]:
     """As norm.normalize of one span, the first `count` rows; plus `add` (N, C); a ReLU: in one pass.
 
-    `add` takes part in no statistics, its rows at and past `count` are not read, and it needs `relu`.
+    `add` takes part in no statistics, its rows at and past `count` are not read, and it needs `relu`. With
+    `running` its statistics, moved, take the place of mean and variance.
     """
-    if x.shape[0] == 0 or x.size == 0:
+    if x.size == 0:
         zero = filled((1, x.shape[1]), 0, mx.float32)
-        return _nothing(x, weight, bias), zero, zero
+        return _nothing(x, weight, bias), *((zero, zero) if running is None else running[:2])
     cut = mx.stop_gradient
-    stats = kernel_norm.moments(cut(x), count)
-    scale, shift = (cut(v).astype(mx.float32) for v in (weight, bias))
-    whole = kernel_norm.Affine(stats, scale, shift, eps, relu)
-    held: list[tuple[mx.array, mx.array]] = []
-    result: list[mx.array] = []
-
-    def forward(x: mx.array, w: mx.array, b: mx.array, *more: mx.array) -> mx.array:
-        y = kernel_norm.apply(x, whole, count, more[0] if more else None)
-        result[:] = [y] if more else []
-        return y
-
-    def sums(ct: mx.array, x: mx.array) -> tuple[mx.array, mx.array]:
-        # The gradients of one backward pass have one cotangent: a forward pass is walked back once.
-        if not held:
-            ct = mx.contiguous(ct)  # a slice would be copied for each kernel
-            held.append(kernel_norm.gradient_sums(ct, x, whole, count, *result))
-        return held[0]
-
-    def input_gradient(ct: mx.array, x: mx.array, *_: mx.array) -> mx.array:
-        total, g = sums(ct, x)
-        masked = relu and not result  # else g has passed the ReLU
-        return kernel_norm.input_gradient(g, x, whole._replace(relu=masked), total, count)
-
-    def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, *_: mx.array) -> mx.array:
-        return _row(sums(ct, x)[0], 2).astype(w.dtype)
-
-    def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array, *_: mx.array) -> mx.array:
-        return _row(sums(ct, x)[0], 0).astype(b.dtype)
-
-    def added_gradient(ct: mx.array, x: mx.array, *_: mx.array) -> mx.array:
-        return sums(ct, x)[1]
-
-    gradients: tuple[Gradient, ...] = (input_gradient, weight_gradient, bias_gradient)
-    if add is None:
-        y = differentiable("normalization", forward, gradients, x, weight, bias)
-    else:
-        y = differentiable("normalization", forward, (*gradients, added_gradient), x, weight, bias, add)
-    return y, stats[:1], stats[2:]
+    bias = bias.astype(weight.dtype)
+    coef, mean, var = kernel_norm.coefficients(cut(x), cut(weight), cut(bias), eps, count, running)
+    prepare = _columns if isinstance(count, int) else _columns.__wrapped__
+    call = prepare(count, relu, add is not None, mx.default_device())
+    y = call(x, weight, bias, coef) if add is None else call(x, weight, bias, coef, add)
+    return (y, coef[:1], coef[2:3]) if running is None else (y, mean, var)
 
 
-def _row(a: mx.array, i: int) -> mx.array:
-    """a[i] of (n, C), as a view: MLX would gather it."""
-    return a[i : i + 1].reshape(-1)
+@functools.lru_cache(maxsize=256)
+def _columns(count: int | mx.array, relu: bool, added: bool, device: mx.Device) -> Callable[..., mx.array]:
+    """Normalisation of x with its coefficients, as a function of x, weight, bias, them and what is added."""
+
+    def forward(x: mx.array, w: mx.array, b: mx.array, coef: mx.array, *add: mx.array) -> mx.array:
+        return kernel_norm.apply(x, coef, count, relu=relu, add=add[0] if added else None)
+
+    def gradients(
+        ct: mx.array, y: mx.array, x: mx.array, w: mx.array, b: mx.array, coef: mx.array, *add: mx.array
+    ) -> list[mx.array]:
+        ct = mx.contiguous(ct)  # a slice would be copied for each kernel
+        of_y = y if added else None
+        dx, dw, db, g = kernel_norm.gradients(ct, x, coef, count, w.dtype, relu=relu, y=of_y)
+        return [dx, dw, db, mx.zeros_like(coef), *([g] if added else [])]
+
+    return together("normalization", forward, gradients, device)
 
 
 def normalize_rows(

@@ -6,7 +6,6 @@ the result has the type of the features, and padding takes no part.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import mlx.core as mx
@@ -14,12 +13,13 @@ import numpy as np
 from mlx.nn import Module
 
 from ..backend import executor
-from ..backend.library import fused
+from ..backend.kernel_norm import Running
 from ..engine import norm, norm_kernel
 from ..errors import ShapeError
 from ..ops.check import check_tensor
 from ..tensor import SparseTensor, require_same_key
-from .activations import ReLU, live_rows
+from .activations import ReLU
+from .fixed import by_statistics
 
 
 def norm_act(norm: Module, act: Module, x: SparseTensor, add: SparseTensor | None = None) -> SparseTensor:
@@ -27,47 +27,11 @@ def norm_act(norm: Module, act: Module, x: SparseTensor, add: SparseTensor | Non
 
     Where kernels run, a BatchNorm, the sum and a ReLU are one pass over the features, back as well.
     """
-    if type(norm) is BatchNorm and type(act) is ReLU and executor() == "kernel":
+    alike = add is None or (add.feats.shape == x.feats.shape and add.dtype == x.dtype)
+    if type(norm) is BatchNorm and type(act) is ReLU and alike and executor() == "kernel":
         return norm._apply(x, relu=True, add=add)
     y = norm(x)
     return act(y if add is None else y + add)
-
-
-@fused
-def _running(
-    x: mx.array, mean: mx.array, var: mx.array, eps: mx.array, weight: mx.array, bias: mx.array
-) -> mx.array:
-    scale = mx.rsqrt(var + eps)
-    shift = -mean * scale
-    return (x.astype(mx.float32) * (scale * weight) + (shift * weight + bias)).astype(x.dtype)
-
-
-@fused
-def _running_relu(
-    x: mx.array, mean: mx.array, var: mx.array, eps: mx.array, weight: mx.array, bias: mx.array
-) -> mx.array:
-    scale = mx.rsqrt(var + eps)
-    y = x.astype(mx.float32) * (scale * weight) + (bias - mean * scale * weight)
-    return mx.maximum(y, 0.0).astype(x.dtype)
-
-
-@fused
-def _running_add_relu(
-    x: mx.array, mean: mx.array, var: mx.array, eps: mx.array, weight: mx.array, bias: mx.array, add: mx.array
-) -> mx.array:
-    scale = mx.rsqrt(var + eps)
-    y = x.astype(mx.float32) * (scale * weight) + (bias - mean * scale * weight)
-    return mx.maximum(y + add.astype(mx.float32), 0.0).astype(x.dtype)
-
-
-@fused
-def _moved(running: mx.array, value: mx.array, share: mx.array, factor: mx.array) -> mx.array:
-    return (1 - share) * running + share * (value * factor)
-
-
-@functools.lru_cache(maxsize=256)
-def _scalar(value: float) -> mx.array:
-    return mx.array(value, mx.float32)
 
 
 class BatchNorm(Module):
@@ -114,32 +78,36 @@ class BatchNorm(Module):
             require_same_key(x, add, "+")
         weight, bias = self.get("weight"), self.get("bias")
         if not self.training and self.track_running_stats:
-            if weight is None:
+            if weight is None or bias is None:
                 weight, bias = mx.ones((self.num_features,)), mx.zeros((self.num_features,))
-            rows = [live_rows(x), self.running_mean, self.running_var, _scalar(self.eps), weight, bias]
-            if add is not None:
-                return x.replace(_running_add_relu(*rows, live_rows(add))).noting(add)
-            return x.replace(_running_relu(*rows) if relu else _running(*rows))
-        n = x.active
-        more = add if add is None else add.feats
-        y, mean, var = norm.normalize_all(x.feats, weight, bias, n, self.eps, relu=relu, add=more)
-        if self.training and self.track_running_stats:
-            self._track(mean.reshape(-1), var.reshape(-1), n)
+            known = self.running_mean, self.running_var, weight, bias
+            return by_statistics(x, *known, self.eps, relu=relu, add=add)
+        n, track = x.active, self.training and self.track_running_stats
+        more = None if add is None else add.feats
+        if executor() == "host":
+            y, mean, var = norm.normalize_all(x.feats, weight, bias, n, self.eps)
+            if track:
+                self._track(mean[0], var[0], n)
+        else:
+            running = None
+            if track:
+                old = self.running_mean.astype(mx.float32), self.running_var.astype(mx.float32)
+                running = Running(*old, self.momentum)
+            y, mean, var = norm.normalize_all(
+                x.feats, weight, bias, n, self.eps, relu=relu, add=more, running=running
+            )
+            if track:
+                self.running_mean, self.running_var = mean, var
         made = x.replace(y, clean=True)
         return made if add is None else made.noting(add)
 
     def _track(self, mean: mx.array, var: mx.array, n: int | mx.array) -> None:
-        share = _scalar(self.momentum)
-        if isinstance(n, int):
-            if n == 0:  # no rows say nothing about the data
-                return
-            factor = _scalar(n / max(n - 1, 1))
-        else:
-            rows = n.astype(mx.float32)
-            share = mx.where(n == 0, _scalar(0.0), share)
-            factor = rows / mx.maximum(rows - 1, 1)
-        self.running_mean = _moved(self.running_mean, mean, share, _scalar(1.0))
-        self.running_var = _moved(self.running_var, var, share, factor)
+        assert isinstance(n, int)  # the host knows it
+        if n == 0:  # no rows say nothing about the data
+            return
+        unbiased = var * (n / max(n - 1, 1))
+        for name, value in (("running_mean", mean), ("running_var", unbiased)):
+            self[name] = (1 - self.momentum) * self[name] + self.momentum * value
 
     def _extra_repr(self) -> str:
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={'weight' in self}"

@@ -33,8 +33,8 @@ def main() -> int:
     only = sys.argv[1] if len(sys.argv) > 1 else ""
     failed: list[str] = []
     passed = 0
-    parts = "attend", "bits", "blocks", "coords", "fixed", "sites", "conv", "tiles", "norm", "rows", "segments"
-    for part in parts:
+    parts = "attend bits blocks coords fixed sites conv tiles norm rows segments"
+    for part in parts.split():
         module = importlib.import_module(f"tests.kernels.cases_{part}")
         for name, case in module.CASES.items():
             label = f"{part}/{name}"
