@@ -343,3 +343,16 @@ def test_norm_act_refuses_other_sites_and_channels():
         ms.nn.norm_act(norm, act, x, z)
     with pytest.raises(ShapeError):
         ms.nn.norm_act(norm, act, from_numpy([[0, 0, 0, 0]], np.ones((1, C + 1))))
+
+
+def test_norm_act_has_first_gradients_only():
+    norm, act, _ = followed(True)
+    x = from_numpy([[0, 0, 0, 0], [0, 1, 0, 0]], np.arange(2.0 * C).reshape(2, C))
+
+    def total(feats):
+        return ms.nn.norm_act(norm, act, x.replace(feats), x).feats.sum()
+
+    with pytest.raises(TransformError, match="second gradient"):
+        mx.grad(lambda feats: mx.grad(total)(feats).sum())(x.feats)
+    with pytest.raises(TransformError, match="jvp"):
+        mx.jvp(total, [x.feats], [mx.ones_like(x.feats)])
