@@ -49,6 +49,14 @@ METAL_FUNC void tile_split(const uint x, uint& hi, uint& rest) {
   float a = __uint_as_float(x), b = __uint_as_float(hi);
   rest = a == b ? 0u : __float_as_uint(a - b);
 }
+// Two numbers as pairs of bf16: their roundings, and the roundings of what those leave; together 16 bits of each.
+METAL_FUNC void tile_halves(uint x, uint y, uint& hi, uint& lo) {
+  float a = __uint_as_float(x), b = __uint_as_float(y);
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(hi) : "f"(b), "f"(a));
+  a -= __uint_as_float(hi << 16);
+  b -= __uint_as_float(hi & 0xffff0000u);
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(lo) : "f"(b), "f"(a));
+}
 
 template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
   static constexpr int MI = M / 16, NI = N / 8, ROWS = MI * 2, COLS = NI, KI = sizeof(T) == 4 ? 8 : 16;
@@ -95,6 +103,10 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
       multiply_add<K, LDA, TA, LDB, TB>(a, b);
       return;
     }
+    if constexpr (sizeof(T) == 4 && EXACT >= 3) {
+      halves<K, LDA, TA, LDB, TB>(a, b);
+      return;
+    }
     int l = int(tile_lane());
     // Tensor cores cut off what TF32 sums lose, always towards zero: over a long chain that adds up. So near-fp32 gets
     // a fresh fragment for each K, and an ordinary addition.
@@ -109,6 +121,58 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
       for (int j = 0; j < NI / 2; j++) load_b<LDB, TB>(fb[j], b, 2 * j, k, l);
       if constexpr (fresh) dots(part, fa, fb);
       else dots(c, fa, fb);
+    }
+    if constexpr (fresh) {
+#pragma unroll
+      for (int i = 0; i < MI; i++)
+#pragma unroll
+        for (int j = 0; j < NI; j++)
+#pragma unroll
+          for (int e = 0; e < 4; e++) c[i][j][e] += part[i][j][e];
+    }
+  }
+  // fp32 as two bf16: the order of k is free, so a lane packs the k that the 32-bit fragments give it.
+  template <int K, int LDA, bool TA, int LDB, bool TB> METAL_FUNC void halves(const T* a, const T* b) {
+    int l = int(tile_lane());
+    constexpr bool fresh = EXACT != 5;
+    float part[fresh ? MI : 1][fresh ? NI : 1][4] = {};
+#pragma unroll
+    for (int k = 0; k < K; k += 16) {
+      uint ah[MI][4], al[MI][4];
+#pragma unroll
+      for (int i = 0; i < MI; i++) {
+        uint f[4], g[4];
+        load_a<LDA, TA>(f, a, i, k, l);
+        load_a<LDA, TA>(g, a, i, k + 8, l);
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          tile_halves(f[e], f[e + 2], ah[i][e], al[i][e]);
+          tile_halves(g[e], g[e + 2], ah[i][e + 2], al[i][e + 2]);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < NI / 2; j++) {
+        uint f[4], g[4];
+        load_b<LDB, TB>(f, b, 2 * j, k, l);
+        load_b<LDB, TB>(g, b, 2 * j, k + 8, l);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          uint h0, h1, l0, l1;
+          tile_halves(f[2 * h], f[2 * h + 1], h0, l0);
+          tile_halves(g[2 * h], g[2 * h + 1], h1, l1);
+#pragma unroll
+          for (int i = 0; i < MI; i++) {
+            float(&sum)[4] = [&]() -> float(&)[4] {
+              if constexpr (fresh) return part[i][2 * j + h];
+              else return c[i][2 * j + h];
+            }();
+            if constexpr (EXACT == 4) tile_dot(sum, al[i], l0, l1, __nv_bfloat16());
+            tile_dot(sum, al[i], h0, h1, __nv_bfloat16());
+            tile_dot(sum, ah[i], l0, l1, __nv_bfloat16());
+            tile_dot(sum, ah[i], h0, h1, __nv_bfloat16());
+          }
+        }
+      }
     }
     if constexpr (fresh) {
 #pragma unroll
