@@ -60,7 +60,7 @@ KERNELS: dict[str, Kernel] = {
         {"x": _T, "weight": _T, "bias": _F, "nbr": _I, "rows": _I, "masks": _U},
         {"y": _T},
         ("tile.h",),
-        ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES", "KEEP"),
+        ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES", "KEEP", "LATE"),
     ),
     "conv_tiles_grad": Kernel(
         {"ct": _T, "x": _T, "nbr": _I, "rows": _I, "masks": _U},

@@ -53,6 +53,7 @@ class Tile(NamedTuple):
     KEEP: int = 3
     FIT: int = 0  # threadgroups that one core shall hold: limits registers on CUDA; 0: the compiler decides
     TAPS: int = 1  # of a weight gradient: summed together
+    LATE: int = 0
 
     @property
     def threads(self) -> int:
