@@ -67,11 +67,6 @@ for (int it = -STAGES; it < steps; it++) {
   if (it >= 0) {
     tile_wait<STAGES - 2>();
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (LATE != 0) {
-      if (!SKIP || (present >> uint(STAGES - 2) & 1u) != 0u)
-        acc.template mma<BK, LDA, false, LDA, true>(As + get * ASIZE + sm * LDA, Bs + get * BSIZE + sn * LDA);
-      get = get + 1 == STAGES ? 0 : get + 1;
-    }
   }
   if (more && pc == 0) {
     TILE_UNROLL
@@ -117,7 +112,7 @@ for (int it = -STAGES; it < steps; it++) {
   if (ahead >= 0) {
     tile_commit();
     present = present << 1u | uint(has);
-    if (it >= 0 && LATE == 0) {
+    if (it >= 0) {
       if (!SKIP || (present >> uint(STAGES - 1) & 1u) != 0u)
         acc.template mma<BK, LDA, false, LDA, true>(As + get * ASIZE + sm * LDA, Bs + get * BSIZE + sn * LDA);
       get = get + 1 == STAGES ? 0 : get + 1;

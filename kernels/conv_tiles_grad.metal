@@ -1,22 +1,21 @@
 // Weight gradient over ordered rows (tap_tiles): partial sums over runs of places, fp32; sum_parts adds them in order.
-// A threadgroup sums TAPS taps that follow each other, so that rows of ct are read once for them; only pieces of BK places in
-// which a row has one of them are computed. The groups of taps of a run start together: what they read stays in the cache.
+// Only pieces of BK places in which a row has the tap are computed. Taps of one run start together: what one of them reads is
+// in the cache for the others.
 // in: ct[M, OUT] T, x[N, RED] T, nbr[K * P], rows[P], masks[P / 32, words of 32 taps] (tap_tiles)
 //     dims = {N, M, P, K, RED, OUT, places of a run (a multiple of BK), tiles along RED, plain, G, S (of tap_tiles)}
 //     RED and OUT are multiples of 16 bytes; plain: as if x were not aligned to 16 bytes
-// out: parts[runs, OUT, K, RED] float32.   grid (32 WM WN * ceil(K / TAPS), runs, tiles along OUT * tiles along RED)
-// template: T; BM x BN: tile of OUT x RED; TAPS; BK, WM, WN, STAGES as in conv_tiles; EXACT (tile.h)
+// out: parts[runs, OUT, K, RED] float32.   grid (32 WM WN * K, runs, tiles along OUT * tiles along RED)
+// template: T; BM x BN: tile of OUT x RED; BK, WM, WN, STAGES as in conv_tiles; EXACT (tile.h)
 constexpr int NT = 32 * WM * WN;
 constexpr int VEC = 16 / int(sizeof(T));
 constexpr int LDA = tile_ld<T>(BM, true);
-constexpr int BW = TAPS * BN; // columns: RED of one tap after the other
-constexpr int LDB = tile_ld<T>(BW, true);
+constexpr int LDB = tile_ld<T>(BN, true);
 constexpr int ASIZE = BK * LDA;
 constexpr int BSIZE = BK * LDB;
 constexpr int AC = BM / VEC;
 constexpr int AR = NT / AC;
 constexpr int AN = BK / AR;
-constexpr int BC = BW / VEC;
+constexpr int BC = BN / VEC;
 constexpr int BR = NT / BC;
 constexpr int BP = BK / BR;
 static_assert(STAGES >= 2 && BK % 32 == 0 && (32 % AR == 0 || AR % 32 == 0) && BK % AR == 0 && BK % BR == 0 && (32 % BR == 0 || BR % 32 == 0) && AN > 0 && BP > 0, "threads copy equally often");
@@ -29,26 +28,24 @@ int avec = OUT / VEC, bvec = RED / VEC;
 int tid = int(thread_index_in_threadgroup);
 int lane = int(thread_index_in_simdgroup);
 int sg = int(simdgroup_index_in_threadgroup);
-bool turned = dims[11] != 0;
-int groups = (K + TAPS - 1) / TAPS;
-int run = int(turned ? threadgroup_position_in_grid.y : threadgroup_position_in_grid.x);
-int tap = (int(turned ? threadgroup_position_in_grid.x : threadgroup_position_in_grid.y) + groups / 2) % groups * TAPS; // the middle, often the fullest, starts first
+int run = int(threadgroup_position_in_grid.y);
+int tap = (int(threadgroup_position_in_grid.x) + K / 2) % K; // the middle tap, often the fullest, starts first
 int m0 = int(threadgroup_position_in_grid.z) / dims[7] * BM;
 int n0 = int(threadgroup_position_in_grid.z) % dims[7] * BN;
-int sm = (sg / WN) * (BM / WM), sn = (sg % WN) * (BW / WN);
+int sm = (sg / WN) * (BM / WM), sn = (sg % WN) * (BN / WN);
 int ar = tid / AC, ac = m0 + tid % AC * VEC;
-int br = tid / BC, bs = tid % BC * VEC, bc = n0 + bs % BN; // where in the tile, and in x
-int btap = tap + bs / BN;
+int br = tid / BC, bc = n0 + tid % BC * VEC;
 bool fast = dims[8] == 0 && tile_aligned(ct) && tile_aligned(x); // else plain sums at the end, slow and right
 int first = run * dims[6], last = min(places, first + dims[6]);
-int stride = dims[9], next_tap = dims[10];
+const device int* pairs = nbr + size_t(tap) * size_t(dims[10]);
+int stride = dims[9];
 size_t group = size_t(stride);
-tile_mma<T, BM / WM, BW / WN, EXACT> acc;
+tile_mma<T, BM / WM, BN / WN, EXACT> acc;
 acc.clear(thread_index_in_simdgroup);
 tile_copy<T, AN> ca;
 tile_copy<T, BP> cb;
-constexpr bool SAME = TAPS == 1 && AC == BC; // a thread copies the same places of ct and x
-int oa[AN], ja[TAPS][AN], ob[BP], jb[BP]; // pairs copied next, rows of ct and x, as read: nothing waits for them yet
+constexpr bool SAME = AC == BC; // a thread copies the same places of ct and x
+int oa[AN], ja[AN], ob[BP], jb[BP]; // pairs copied next, rows of ct and x, as read: nothing waits for them yet
 int base = first - 32 * BK; // pieces in sight: 32 from here on, one bit each
 uint left = 0u;
 int pending = -STAGES;  // steps until the first product
@@ -63,13 +60,9 @@ for (; going; pending++) {
     int at = base + lane * BK;
     uint any = 0u;
     TILE_UNROLL
-    for (int g = 0; g < BK / 32; g++) {
-      TILE_UNROLL
-      for (int q = 0; q < TAPS; q++)
-        if (at + 32 * g < last && tap + q < K)
-          any |= masks[size_t(at / 32 + g) * size_t(words) + size_t((tap + q) / 32)] >> uint((tap + q) % 32);
-    }
-    left = uint(ulong(simd_ballot((any & 1u) != 0u)));
+    for (int g = 0; g < BK / 32; g++)
+      if (at + 32 * g < last) any |= masks[size_t(at / 32 + g) * size_t(words) + size_t(tap / 32)];
+    left = uint(ulong(simd_ballot((any >> uint(tap % 32) & 1u) != 0u)));
   }
   bool copying = ready;
   if (pending >= 0) {
@@ -79,17 +72,14 @@ for (; going; pending++) {
   if (copying) {
     TILE_UNROLL
     for (int i = 0; i < AN; i++) {
-      bool ok = false;
-      TILE_UNROLL
-      for (int q = 0; q < TAPS; q++) ok = ok || (ja[q][i] >= 0 && ja[q][i] < rows_in);
-      ok = ok && oa[i] >= 0 && oa[i] < rows_out && ac < OUT;
+      bool ok = oa[i] >= 0 && oa[i] < rows_out && ja[i] >= 0 && ja[i] < rows_in && ac < OUT;
       ca.fetch(i, As + put * ASIZE + (ar + i * AR) * LDA + (ac - m0), ct + size_t(ok ? oa[i] * avec + ac / VEC : 0) * size_t(VEC), ok);
     }
     TILE_UNROLL
     for (int i = 0; i < BP; i++) {
-      int o = SAME ? oa[SAME ? i : 0] : ob[i], j = SAME ? ja[0][SAME ? i : 0] : jb[i];
+      int o = SAME ? oa[SAME ? i : 0] : ob[i], j = SAME ? ja[SAME ? i : 0] : jb[i];
       bool ok = o >= 0 && o < rows_out && j >= 0 && j < rows_in && bc < RED;
-      cb.fetch(i, Bs + put * BSIZE + (br + i * BR) * LDB + bs, x + size_t(ok ? j * bvec + bc / VEC : 0) * size_t(VEC), ok);
+      cb.fetch(i, Bs + put * BSIZE + (br + i * BR) * LDB + (bc - n0), x + size_t(ok ? j * bvec + bc / VEC : 0) * size_t(VEC), ok);
     }
   }
   if (pending > -STAGES) tile_commit();
@@ -97,22 +87,18 @@ for (; going; pending++) {
   if (ready) {
     int at = base + int(popcount((left & (0u - left)) - 1u)) * BK;
     left &= left - 1u;
-    const device int* from = nbr + size_t(at / 32) * group;
+    const device int* from = pairs + size_t(at / 32) * group;
     TILE_UNROLL
     for (int i = 0; i < AN; i++) {
       int place = at + ar + i * AR;
-      TILE_UNROLL
-      for (int q = 0; q < TAPS; q++)
-        ja[q][i] = place < last && tap + q < K
-            ? from[size_t(tap + q) * size_t(next_tap) + size_t((ar / 32 + i * AR / 32) * stride + ar % 32 + i * AR % 32)] : -1;
+      ja[i] = place < last ? from[(ar / 32 + i * AR / 32) * stride + ar % 32 + i * AR % 32] : -1;
       oa[i] = place < last ? rows[place] : -1;
     }
     TILE_UNROLL
     for (int i = 0; i < BP; i++) {
       int place = at + br + i * BR;
       if (!SAME) {
-        jb[i] = place < last && btap < K
-            ? from[size_t(btap) * size_t(next_tap) + size_t((br / 32 + i * BR / 32) * stride + br % 32 + i * BR % 32)] : -1;
+        jb[i] = place < last ? from[(br / 32 + i * BR / 32) * stride + br % 32 + i * BR % 32] : -1;
         ob[i] = place < last ? rows[place] : -1;
       }
     }
@@ -135,22 +121,22 @@ for (int i = 0; i < acc.ROWS; i++) {
   int m = m0 + sm + acc.row(i);
   TILE_UNROLL
   for (int j = 0; j < acc.COLS; j++) {
-    int at = sn + acc.col(j), n = n0 + at % BN, t = tap + at / BN;
-    device float* to = parts + ((size_t(run) * size_t(OUT) + size_t(m)) * size_t(K) + size_t(t)) * size_t(RED) + size_t(n);
-    if (fast && m < OUT && n < RED && t < K) tile_put2(to, acc.get(i, j, 0), acc.get(i, j, 1), true); // RED is even
+    int n = n0 + sn + acc.col(j);
+    device float* to = parts + ((size_t(run) * size_t(OUT) + size_t(m)) * size_t(K) + size_t(tap)) * size_t(RED) + size_t(n);
+    if (fast && m < OUT && n < RED) tile_put2(to, acc.get(i, j, 0), acc.get(i, j, 1), true); // RED is even
   }
 }
 if (!fast) {
-  for (int e = tid; e < BM * BW; e += NT) {
-    int m = m0 + e / BW, n = n0 + e % BN, t = tap + e % BW / BN;
-    if (m < OUT && n < RED && t < K) {
+  for (int e = tid; e < BM * BN; e += NT) {
+    int m = m0 + e / BN, n = n0 + e % BN;
+    if (m < OUT && n < RED) {
       float sum = 0.0f;
       for (int place = first; place < last; place++) {
-        int j = nbr[size_t(place / 32) * group + size_t(t) * size_t(next_tap) + size_t(place % 32)], o = rows[place];
+        int j = pairs[size_t(place / 32) * group + size_t(place % 32)], o = rows[place];
         if (j >= 0 && j < rows_in && o >= 0 && o < rows_out)
           sum += float(ct[size_t(o) * size_t(OUT) + size_t(m)]) * float(x[size_t(j) * size_t(RED) + size_t(n)]);
       }
-      parts[((size_t(run) * size_t(OUT) + size_t(m)) * size_t(K) + size_t(t)) * size_t(RED) + size_t(n)] = sum;
+      parts[((size_t(run) * size_t(OUT) + size_t(m)) * size_t(K) + size_t(tap)) * size_t(RED) + size_t(n)] = sum;
     }
   }
 }

@@ -42,12 +42,11 @@ METAL_FUNC uint tile_tf32(uint x) {
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(__uint_as_float(x)));
   return r;
 }
-// x as hi, its rounding to TF32, and what that leaves, of which the product takes the upper 19 bits: 0 where hi is x, as for
-// infinities. Integer and fp32 operations only: conversions run at half the rate.
-METAL_FUNC void tile_split(const uint x, uint& hi, uint& rest) {
-  hi = (x + 0x1000u) & 0xffffe000u;
-  float a = __uint_as_float(x), b = __uint_as_float(hi);
-  rest = a == b ? 0u : __float_as_uint(a - b);
+// x as hi, its upper 19 bits, and what that leaves, of which the product takes the upper 19 bits. Two operations: on 32-bit
+// numbers they are what takes the time (a conversion runs at half their rate).
+METAL_FUNC void tile_split(uint x, uint& hi, uint& rest) {
+  hi = x & 0xffffe000u;
+  rest = __float_as_uint(__uint_as_float(x) - __uint_as_float(hi));
 }
 // Two numbers as pairs of bf16: their roundings, and the roundings of what those leave; together 16 bits of each.
 METAL_FUNC void tile_halves(uint x, uint y, uint& hi, uint& lo) {
@@ -103,7 +102,7 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
       multiply_add<K, LDA, TA, LDB, TB>(a, b);
       return;
     }
-    if constexpr (sizeof(T) == 4 && EXACT >= 3) {
+    if constexpr (sizeof(T) == 4 && EXACT == 3) {
       halves<K, LDA, TA, LDB, TB>(a, b);
       return;
     }
@@ -134,8 +133,7 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
   // fp32 as two bf16: the order of k is free, so a lane packs the k that the 32-bit fragments give it.
   template <int K, int LDA, bool TA, int LDB, bool TB> METAL_FUNC void halves(const T* a, const T* b) {
     int l = int(tile_lane());
-    constexpr bool fresh = EXACT != 5;
-    float part[fresh ? MI : 1][fresh ? NI : 1][4] = {};
+    float part[MI][NI][4] = {};
 #pragma unroll
     for (int k = 0; k < K; k += 16) {
       uint ah[MI][4], al[MI][4];
@@ -155,33 +153,30 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
         uint f[4], g[4];
         load_b<LDB, TB>(f, b, 2 * j, k, l);
         load_b<LDB, TB>(g, b, 2 * j, k + 8, l);
+        uint bh[2][2], bl[2][2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          uint h0, h1, l0, l1;
-          tile_halves(f[2 * h], f[2 * h + 1], h0, l0);
-          tile_halves(g[2 * h], g[2 * h + 1], h1, l1);
-#pragma unroll
-          for (int i = 0; i < MI; i++) {
-            float(&sum)[4] = [&]() -> float(&)[4] {
-              if constexpr (fresh) return part[i][2 * j + h];
-              else return c[i][2 * j + h];
-            }();
-            if constexpr (EXACT == 4) tile_dot(sum, al[i], l0, l1, __nv_bfloat16());
-            tile_dot(sum, al[i], h0, h1, __nv_bfloat16());
-            tile_dot(sum, ah[i], l0, l1, __nv_bfloat16());
-            tile_dot(sum, ah[i], h0, h1, __nv_bfloat16());
-          }
+          tile_halves(f[2 * h], f[2 * h + 1], bh[h][0], bl[h][0]);
+          tile_halves(g[2 * h], g[2 * h + 1], bh[h][1], bl[h][1]);
         }
+#pragma unroll
+        for (int term = 0; term < 3; term++)
+#pragma unroll
+          for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int i = 0; i < MI; i++) {
+              if (term == 0) tile_dot(part[i][2 * j + h], al[i], bh[h][0], bh[h][1], __nv_bfloat16());
+              if (term == 1) tile_dot(part[i][2 * j + h], ah[i], bl[h][0], bl[h][1], __nv_bfloat16());
+              if (term == 2) tile_dot(part[i][2 * j + h], ah[i], bh[h][0], bh[h][1], __nv_bfloat16());
+            }
       }
     }
-    if constexpr (fresh) {
 #pragma unroll
-      for (int i = 0; i < MI; i++)
+    for (int i = 0; i < MI; i++)
 #pragma unroll
-        for (int j = 0; j < NI; j++)
+      for (int j = 0; j < NI; j++)
 #pragma unroll
-          for (int e = 0; e < 4; e++) c[i][j][e] += part[i][j][e];
-    }
+        for (int e = 0; e < 4; e++) c[i][j][e] += part[i][j][e];
   }
   // fp32 without tensor cores: each lane computes the elements that it holds, four k at a time where they are contiguous
   template <int K, int LDA, bool TA, int LDB, bool TB> METAL_FUNC void multiply_add(const T* a, const T* b) {
@@ -221,26 +216,26 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
       for (int i = 0; i < MI; i++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-          if constexpr (EXACT != 0) tile_split(fa[i][e], fa[i][e], ra[i][e]);
+          uint x = fa[i][e];
+          if constexpr (EXACT != 0) tile_split(x, fa[i][e], ra[i][e]);
           else fa[i][e] = tile_tf32(fa[i][e]);
         }
 #pragma unroll
       for (int j = 0; j < NI / 2; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-          if constexpr (EXACT != 0) tile_split(fb[j][e], fb[j][e], rb[j][e]);
+          uint x = fb[j][e];
+          if constexpr (EXACT != 0) tile_split(x, fb[j][e], rb[j][e]);
           else fb[j][e] = tile_tf32(fb[j][e]);
         }
-      if constexpr (EXACT != 0) { // small terms first
-#pragma unroll
-        for (int i = 0; i < MI; i++)
-#pragma unroll
-          for (int j = 0; j < NI; j++) {
-            tile_dot(sum[i][j], ra[i], fb[j / 2][(j & 1) * 2], fb[j / 2][(j & 1) * 2 + 1], T());
-            tile_dot(sum[i][j], fa[i], rb[j / 2][(j & 1) * 2], rb[j / 2][(j & 1) * 2 + 1], T());
-          }
+      if constexpr (EXACT != 0) { // small terms first; products that follow each other do not wait for each other
+        products(sum, ra, fb);
+        products(sum, fa, rb);
       }
     }
+    products(sum, fa, fb);
+  }
+  static METAL_FUNC void products(float (&sum)[MI][NI][4], const uint (&fa)[MI][4], const uint (&fb)[NI / 2][4]) {
 #pragma unroll
     for (int i = 0; i < MI; i++)
 #pragma unroll

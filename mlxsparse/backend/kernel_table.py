@@ -60,11 +60,11 @@ KERNELS: dict[str, Kernel] = {
         {"x": _T, "weight": _T, "bias": _F, "nbr": _I, "rows": _I, "masks": _U},
         {"y": _T},
         ("tile.h",),
-        ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES", "KEEP", "LATE"),
+        ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES", "KEEP"),
     ),
     "conv_tiles_grad": Kernel(
         {"ct": _T, "x": _T, "nbr": _I, "rows": _I, "masks": _U},
-        {"parts": _F}, ("tile.h",), ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES", "TAPS"),
+        {"parts": _F}, ("tile.h",), ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES"),
     ),
     "coord_hash_insert": Kernel({"coords": _I}, {"table": _U, "status": _U}, _HASH),
     "coord_hash_lookup": Kernel({"coords": _I, "table": _U, "queries": _I}, {"rows": _I}, _HASH),

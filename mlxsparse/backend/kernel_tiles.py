@@ -36,7 +36,6 @@ WINDOWS = 31  # that a sort key tells apart
 KEY_BITS = 27  # taps that a sort key tells apart
 GRAD_GROUPS = 4096  # threadgroups that a weight gradient is divided into, at most
 GRAD_BYTES = 1 << 28  # of its partial sums, at most
-turned = False
 SPREAD = 256  # threadgroups below which the tile for few rows is better
 OFFSETS = 2**31  # copies of 16 bytes that a kernel can address
 
@@ -52,8 +51,6 @@ class Tile(NamedTuple):
     STAGES: int
     KEEP: int = 3
     FIT: int = 0  # threadgroups that one core shall hold: limits registers on CUDA; 0: the compiler decides
-    TAPS: int = 1  # of a weight gradient: summed together
-    LATE: int = 0
 
     @property
     def threads(self) -> int:
@@ -350,8 +347,8 @@ def _grad_call(
 ) -> Callable[[Sequence[mx.array]], list[mx.array]]:
     n, size, places, taps, red, outs, active, plain, *steps = sizes
     along = blocks(red, tile.BN)
-    pieces, tap_groups = blocks(outs, tile.BM) * along, blocks(taps, tile.TAPS)
-    most = min(GRAD_GROUPS // max(1, tap_groups * pieces), GRAD_BYTES // max(1, 4 * taps * outs * red))
+    pieces = blocks(outs, tile.BM) * along
+    most = min(GRAD_GROUPS // max(1, taps * pieces), GRAD_BYTES // max(1, 4 * taps * outs * red))
     # Rows with pairs come first (tap_keys): how they are divided depends on nothing else.
     used = max(1, blocks(active, PLACES)) * PLACES
     run = blocks(used, max(1, min(most, used // 1024)) * PLACES) * PLACES
@@ -360,12 +357,12 @@ def _grad_call(
     del shape["KEEP"]  # both sides stream
     return ready(
         "conv_tiles_grad",
-        [n, size, places, taps, red, outs, run, along, plain, *steps, int(turned)],
+        [n, size, places, taps, red, outs, run, along, plain, *steps],
         [(runs, outs, taps, red)],
-        (tap_groups, runs, pieces) if turned else (runs, tap_groups, pieces),
+        (taps, runs, pieces),
         tile.threads,
         dtype=dtype,
-        group_bytes=_bytes(dtype, tile.STAGES, (tile.BK, tile.BM), (tile.BK, tile.TAPS * tile.BN), True),
+        group_bytes=_bytes(dtype, tile.STAGES, (tile.BK, tile.BM), (tile.BK, tile.BN), True),
         fit=tile.FIT,
         EXACT=exact,
         **shape,

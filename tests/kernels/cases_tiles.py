@@ -27,7 +27,6 @@ def check(
     plain: bool = False,
     again: bool = False,
     tile: tiles.Tile | None = None,
-    grad: tiles.Tile | None = None,
 ) -> None:
     """Forward and both gradients, on x and ct with rows of NaN at the end, in the order that tiles use."""
     coords = sites(ci, n, sized(6, 16))
@@ -56,8 +55,6 @@ def check(
 
     if tile is not None:
         tiles.chosen.update({(False, co): tile, (False, ci): tile})
-    if grad is not None:
-        tiles.chosen[True, max(ci, co)] = grad
     try:
         y, dx, dw = results()
         close(y[: len(out)], wanted, dtype, "y")
@@ -177,12 +174,6 @@ SHAPES = {
     "96_to_128_channels": {"ci": 96, "co": 128, "kernel": (1, 3, 1), "n": sized(40, 5000)},
     "results_past_the_buffers": {"ci": 16, "co": 72, "kernel": (1, 1, 3), "n": sized(60, 5000)},
     "three_stages": {"ci": 32, "co": 32, "kernel": (3, 1, 1), "n": sized(60, 5000)},
-    "two_taps_together": {"ci": 24, "co": 40, "again": True, "n": sized(200, 20000)},
-    "four_taps_together": {"ci": 40, "co": 8, "plain": True, "kernel": (3, 2, 1), "n": sized(60, 2000)},
-}
-GRAD_TILES = {
-    "two_taps_together": {2: tiles.Tile(32, 32, 32, 2, 2, 2, TAPS=2), 4: tiles.Tile(32, 32, 32, 2, 2, 2, TAPS=2)},
-    "four_taps_together": {2: tiles.Tile(32, 32, 32, 1, 4, 2, TAPS=4), 4: tiles.Tile(32, 16, 32, 2, 2, 2, TAPS=4)},
 }
 TILES = {  # that the tables of tiles do not have for every backend
     "three_stages": {2: tiles.Tile(64, 32, 32, 2, 2, 3), 4: tiles.Tile(64, 32, 16, 2, 2, 3)},
@@ -195,8 +186,6 @@ for _name, _dtype in DTYPES.items():
         if _name != "f32" and not LARGE and _shape in ("one_site", "125_taps", "one_tap"):
             continue  # what differs there does not depend on the dtype
         more = {"tile": TILES[_shape][_dtype.size]} if _shape in TILES else {}
-        if _shape in GRAD_TILES:
-            more["grad"] = GRAD_TILES[_shape][_dtype.size]
         CASES[f"{_shape}-{_name}"] = partial(check, _dtype, **_options, **more)
     CASES[f"empty-{_name}"] = partial(empty, _dtype)
     CASES[f"out_of_range-{_name}"] = partial(out_of_range, _dtype)
