@@ -100,6 +100,7 @@ KERNELS: dict[str, Kernel] = {
     "sum_parts": Kernel({"parts": _F}, {"y": _T}, (), ("T",)),
     "tap_keys": Kernel({"nbr": _I, "bit": _I}, {"keys": _U}, ("tap_key.h",)),
     "tap_tiles": Kernel({"nbr": _I, "order": _I}, {"tiled": _I, "rows": _I, "masks": _U}),
+    "turn_weight": Kernel({"w": _T}, {"back": _T}, (), ("T",)),
     "window_map": Kernel({"coords": _I, "order": _I, "places": _I}, {"nbr": _I, "back": _I}),
     "winner_grad": Kernel({"ct": _T, "winner": _I, "group": _I}, {"dx": _T}, _ROWS, ("T",)),
 }  # fmt: skip

@@ -249,8 +249,17 @@ def input_grad(
     flip: the tiles are those of the output side of a map that is symmetric under t -> T - 1 - t.
     """
     _check(ct, w, tiles, w.shape[0])
-    back = mx.contiguous((w[:, ::-1] if flip else w).transpose(2, 1, 0))  # a convolution with this weight
-    return _product(_padded(ct, 1), _padded(back, 2), tiles, None, None, plain)
+    return _product(_padded(ct, 1), _turned(w, flip), tiles, None, None, plain)
+
+
+def _turned(w: mx.array, flip: bool) -> mx.array:
+    """The weight (Ci, T, Co) of which the input gradient is the convolution, Co padded to 16 bytes."""
+    outs, taps, red = w.shape
+    wide = blocks(outs, 16 // w.dtype.size) * (16 // w.dtype.size)
+    groups = (blocks(wide, 32) * blocks(red, 32), taps, 1)
+    return launch(
+        "turn_weight", [w], [outs, taps, red, wide, int(flip)], [(red, taps, wide)], groups, dtype=w.dtype
+    )[0]
 
 
 def _check(x: mx.array, w: mx.array, tiles: TapTiles, channels: int) -> None:
