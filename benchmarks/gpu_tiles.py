@@ -66,8 +66,7 @@ GRAD = {
 
 
 def wait(result: Any) -> None:
-    mx.eval(result)
-    mx.synchronize()
+    mx.eval(result)  # returns when the device has it; mx.synchronize() would wait a second time, 0.05 ms
 
 
 def show(name: str, run: Callable[[], Any], **options: Any) -> None:

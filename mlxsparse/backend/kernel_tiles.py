@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CapacityError, ShapeError
-from .kernel_conv import fp32_mode, sum_parts
+from .kernel_conv import fp32_mode
 from .library import (
     MAX_THREADS,
     Factory,
@@ -255,11 +255,22 @@ def input_grad(
 def _turned(w: mx.array, flip: bool) -> mx.array:
     """The weight (Ci, T, Co) of which the input gradient is the convolution, Co padded to 16 bytes."""
     outs, taps, red = w.shape
-    wide = blocks(outs, 16 // w.dtype.size) * (16 // w.dtype.size)
-    groups = (blocks(wide, 32) * blocks(red, 32), taps, 1)
-    return launch(
-        "turn_weight", [w], [outs, taps, red, wide, int(flip)], [(red, taps, wide)], groups, dtype=w.dtype
-    )[0]
+    return _turn_call(factory(), w.dtype, outs, taps, red, flip)([w])[0]
+
+
+@functools.lru_cache(maxsize=512)
+def _turn_call(
+    make: Factory, dtype: mx.Dtype, outs: int, taps: int, red: int, flip: bool
+) -> Callable[[Sequence[mx.array]], list[mx.array]]:
+    vector = 16 // dtype.size
+    wide = blocks(outs, vector) * vector
+    return ready(
+        "turn_weight",
+        [outs, taps, red, wide, int(flip)],
+        [(red, taps, wide)],
+        (blocks(wide, 32) * blocks(red, 32), taps, 1),
+        dtype=dtype,
+    )
 
 
 def _check(x: mx.array, w: mx.array, tiles: TapTiles, channels: int) -> None:
@@ -346,14 +357,14 @@ def weight_grad(ct: mx.array, x: mx.array, tiles: TapTiles, *, plain: bool = Fal
     tile = tile_for(x.dtype, max(outs, red), tiles.places, weight=True)
     sizes = (x.shape[0], tiles.size, tiles.places, taps, red, outs, tiles.active, int(plain), *tiles.steps)
     call = _grad_call(factory(), x.dtype, tile, fp32_mode(x.dtype), sizes)
-    dw = sum_parts(call([left, right, tiles.nbr, tiles.rows, tiles.masks])[0], x.dtype)
+    dw = call([left, right, tiles.nbr, tiles.rows, tiles.masks])
     return dw if (outs, red) == (co, ci) else dw[:co, :, :ci]
 
 
 @functools.lru_cache(maxsize=2048)
 def _grad_call(
     make: Factory, dtype: mx.Dtype, tile: Tile, exact: int, sizes: tuple[int, ...]
-) -> Callable[[Sequence[mx.array]], list[mx.array]]:
+) -> Callable[[Sequence[mx.array]], mx.array]:
     n, size, places, taps, red, outs, active, plain, *steps = sizes
     along = blocks(red, tile.BN)
     pieces = blocks(outs, tile.BM) * along
@@ -364,7 +375,7 @@ def _grad_call(
     runs = blocks(used, run)
     shape = tile.sizes()
     del shape["KEEP"]  # both sides stream
-    return ready(
+    parts = ready(
         "conv_tiles_grad",
         [n, size, places, taps, red, outs, run, along, plain, *steps],
         [(runs, outs, taps, red)],
@@ -376,3 +387,11 @@ def _grad_call(
         EXACT=exact,
         **shape,
     )
+    total = ready(
+        "sum_parts",
+        [runs, outs * taps * red],
+        [(outs, taps, red)],
+        (blocks(outs * taps * red, MAX_THREADS), 1, 1),
+        dtype=dtype,
+    )
+    return lambda inputs: total(parts(inputs))[0]
