@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxsparse.backend import kernel_block_tiles, kernel_blocks, kernel_segments, kernel_tiles, library
+from mlxsparse.backend import kernel_block_tiles, kernel_blocks, kernel_segments, library, tile_shapes
 from mlxsparse.backend.cuda_compile import Compiler, header_folders
 
 WHEELS = "nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
@@ -68,11 +68,11 @@ def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
     if name not in ("conv_tiles", "conv_tiles_grad"):
         yield {}
         return
-    table = kernel_tiles.FORWARD if name == "conv_tiles" else kernel_tiles.WEIGHT_GRAD
+    table = tile_shapes.FORWARD if name == "conv_tiles" else tile_shapes.WEIGHT_GRAD
     for _, tile in table.get((True, itemsize, exact)) or table[True, itemsize, 0]:
         yield tile._asdict()
-    if name == "conv_tiles" and (True, itemsize, exact) in kernel_tiles.FEW:
-        yield kernel_tiles.FEW[True, itemsize, exact]._asdict()
+    if name == "conv_tiles" and (True, itemsize, exact) in tile_shapes.FEW:
+        yield tile_shapes.FEW[True, itemsize, exact]._asdict()
 
 
 def source(name: str, values: dict[str, Any]) -> tuple[str, str]:
