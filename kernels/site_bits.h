@@ -26,6 +26,11 @@ METAL_FUNC bool tap_leads(long first, int rest, int k, int s, int d, bool forwar
   return (!forward || steps * s == far) && (bound == 0 || (v >= 0l && v < long(bound)));
 }
 
+METAL_FUNC int floor_quotient(int c, int s) {
+  int q = c / s;
+  return c - q * s < 0 ? q - 1 : q;
+}
+
 // The number of a site, 2^32 - 1 outside the box or outside (-2^30, 2^30).
 METAL_FUNC uint site_number(int b, long x, long y, long z, const thread int* low, const thread int* span, uint cells) {
   long site[3];

@@ -6,6 +6,7 @@ row by counting bits. Memory and time grow with the cells of the box: `worthwhil
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,13 +14,16 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from .kernel_coords import OwnMap, Triple
+from .host import require_values
+from .kernel_coords import CoordTable, OwnMap, Triple
 from .kernel_sites import Extent
 from .kernel_tiles import tap_order
-from .library import MAX_THREADS, blocks, check_coords, launch
+from .library import MAX_THREADS, SMALL, blocks, check_coords, launch
 
-BLOCK = 256  # cells whose ones are counted together
-MAX_CELLS = 2**31 - BLOCK
+PER_STRETCH = 256  # blocks of 256 cells whose ones are counted together
+STRETCH = 256 * PER_STRETCH
+MAX_CELLS = 2**31 - STRETCH
+MOST_SETS = 4  # that are marked together
 CELLS_PER_SITE = 2048  # a box with more cells for each site of the input is left to sorting
 FREE_CELLS = 1 << 20  # a box that is small anyway
 
@@ -40,20 +44,23 @@ class Marked(NamedTuple):
 
     bits: mx.array  # (8 B,) uint32
     before: mx.array  # (B,) int32 ones before each 256 cells within their 65536
-    ends: mx.array  # (ceil(B / 256),) int32 ones up to the end of each 65536 cells
-    found: mx.array  # (2,) int32: number of sites, and 1 if one lies outside (-2^30, 2^30)
+    ends: mx.array  # (>= B / 256,) int32 ones up to the end of each 65536 cells
+    found: mx.array  # (2 L,) int32 of all sets marked together: number of sites, 1 if one lies outside the box
+    place: int  # of this set among the L
+    last: int  # place of its number of sites in the ends of all
+    together: tuple[mx.array, mx.array]  # ends of all, and status of kernels/site_bits.metal
     extent: Extent
     geometry: Geometry
 
     @property
     def total(self) -> mx.array:
         """Number of sites, int32."""
-        return self.found[0]
+        return self.found[2 * self.place]
 
     @property
     def outside(self) -> mx.array:
         """int32, 1 if a site lay outside."""
-        return self.found[1]
+        return self.found[2 * self.place + 1]
 
 
 def cells(extent: Extent) -> int:
@@ -70,28 +77,78 @@ def worthwhile(extent: Extent, rows: int) -> bool:
     return extent.fits and cells(extent) <= min(MAX_CELLS, CELLS_PER_SITE * rows + FREE_CELLS)
 
 
-def _dims(rows: int, g: Geometry, extent: Extent) -> list[int]:
-    dims = [rows, int(g.forward), *g.size, *g.stride, *g.padding, *g.dilation, *(g.bounds or (0, 0, 0))]
+def _shape(g: Geometry, extent: Extent) -> list[int]:
+    dims = [int(g.forward), *g.size, *g.stride, *g.padding, *g.dilation, *(g.bounds or (0, 0, 0))]
     return [*dims, *extent.low, *extent.span, cells(extent)]
 
 
 def marked(coords: mx.array, extent: Extent, geometry: Geometry) -> Marked:
     """The sites that a kernel reaches from (N, 4) coordinates; extent: their bounds (`reached_extent`)."""
+    return marked_together(coords, [(extent, geometry)])[0]
+
+
+def marked_together(coords: mx.array, sets: Sequence[tuple[Extent, Geometry]]) -> list[Marked]:
+    """As `marked`, at most MOST_SETS sets at once."""
     check_coords("coords", coords)
-    n, count = coords.shape[0], blocks(cells(extent), BLOCK)
-    dims = _dims(n, geometry, extent)
+    n = coords.shape[0]
+    dims, spans, start = [n, len(sets)], [], 0
+    for extent, geometry in sets:
+        parts = blocks(cells(extent), STRETCH)
+        dims += [*_shape(geometry, extent), start * PER_STRETCH]
+        spans += [start, parts]
+        start += parts
+    count = start * PER_STRETCH
     groups = (blocks(n, MAX_THREADS), 1, 1)
     bits, status = launch("site_bits", [coords], dims, [(8 * count,), (8,)], groups, init=0)
-    parts = blocks(count, MAX_THREADS)
-    before, totals = launch("bit_counts", [bits], [count], [(count,), (parts,)], (parts, 1, 1))
-    ends, found = launch("bit_ends", [totals, status], [parts], [(parts,), (2,)], (1, 1, 1))
-    return Marked(bits, before, ends, found, extent, geometry)
+    before, totals = launch("bit_counts", [bits], [count], [(count,), (start,)], (start, 1, 1))
+    # Longer by what a short input of a kernel would be padded by.
+    shapes = [(start + SMALL,), (2 * len(sets),)]
+    ends, found = launch("bit_ends", [totals, status], [len(sets), *spans], shapes, (len(sets), 1, 1))
+    made = []
+    for i, (extent, geometry) in enumerate(sets):
+        first, parts = spans[2 * i : 2 * i + 2]
+        whole = bits, before, ends
+        if len(sets) > 1:
+            cut = slice(first * PER_STRETCH, (first + parts) * PER_STRETCH)
+            whole = bits[8 * cut.start : 8 * cut.stop], before[cut], ends[first : first + parts + SMALL]
+        made.append(Marked(*whole, found, i, first + parts - 1, (ends, status), extent, geometry))
+    return made
+
+
+class Facts(NamedTuple):
+    """What the host reads of a set and of the sets marked with it."""
+
+    repeated: bool  # two rows are equal
+    ends: np.ndarray  # (2, 4) int32 least and largest batch, x, y, z
+    counts: list[tuple[int, bool]]  # sites of each marked set, and whether one lay outside
+
+
+def facts(table: CoordTable | None, sets: Sequence[Marked]) -> Facts:
+    """Of a table (without one the first two mean nothing) and of sets marked together. One wait for all."""
+    status = no_status() if table is None else table.status
+    ends, outside = sets[0].together if sets else (status.view(mx.int32), status)
+    dims = [len(sets), *(made.last for made in sets)]
+    shapes = [(2,)] * 9
+    found = launch("set_facts", [status, ends, outside], dims, shapes, (1, 1, 1), 32)
+    require_values(*found)
+    repeated, *bounds = (np.array(a) for a in found)
+    biased = np.concatenate(bounds[:4]).reshape(2, 4)
+    biased = np.stack([~biased[1], biased[0]])
+    counts = [(int(number), bool(lost)) for number, lost in bounds[4 : 4 + len(sets)]]
+    return Facts(bool(repeated[0]), (biased ^ np.uint32(1 << 31)).view(np.int32), counts)
+
+
+@functools.cache
+def no_status() -> mx.array:
+    return mx.zeros((16,), mx.uint32)
 
 
 def counted(sets: Sequence[Marked]) -> list[tuple[int, bool]]:
-    """Number of sites of each set, and whether one lay outside. One wait for all."""
-    found = sets[0].found if len(sets) == 1 else mx.concatenate([made.found for made in sets])
-    return [(int(count), bool(outside)) for count, outside in np.array(found).reshape(-1, 2)]
+    """Number of sites of each set, marked together, and whether one lay outside. One wait for all."""
+    if len(sets) > 1:
+        return facts(None, sets).counts
+    count, outside = np.array(sets[0].found).tolist()
+    return [(count, bool(outside))]
 
 
 def sites(made: Marked, capacity: int) -> mx.array:
@@ -108,7 +165,7 @@ def site_map(coords: mx.array, made: Marked, rows: int) -> mx.array:
     Of a forward geometry it is the map's output side, of a transposed one its input side.
     """
     n, taps = coords.shape[0], math.prod(made.geometry.size)
-    dims = [*_dims(n, made.geometry, made.extent), rows]
+    dims = [n, *_shape(made.geometry, made.extent), rows]
     inputs = [coords, made.bits, made.before, made.ends]
     groups = (blocks(n, MAX_THREADS), 1, 1)
     return launch("site_map", inputs, dims, [(taps, rows)], groups, init=-1)[0]

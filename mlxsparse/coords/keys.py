@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -21,6 +21,7 @@ from ..backend.status import clear
 from ..engine.index import LIMIT, CoordIndex, build_index
 from ..engine.sorting import Bounds, Packed
 from ..errors import CapacityError, CoordinateRangeError, DTypeError, DuplicateCoordinatesError, ShapeError
+from .ahead import Ahead, Steps
 from .geometry import Kernel, Triple
 from .kernel_map import KernelMap
 
@@ -29,15 +30,6 @@ if TYPE_CHECKING:
 
 PADDING = (-1, 0, 0, 0)  # coordinates of a padding row
 Rule: TypeAlias = tuple[Any, ...]
-
-
-class Ahead(NamedTuple):
-    """Parents of a set that were marked and counted together with the set itself."""
-
-    stride: Triple
-    marks: Marked
-    rows: int
-    then: Ahead | None  # theirs
 
 
 class Record:
@@ -75,8 +67,8 @@ class Record:
         # The same on a GPU: what their window map is made from.
         self.windows: dict[Triple, tuple[weakref.ref[Record], Reached]] = {}
         self.marks: Marked | None = None  # on a GPU: the rows as bits, in their order
-        self.ahead: Ahead | None = None  # on a GPU: parents of these rows that were counted in advance
-        self.steps: tuple[Triple, ...] = ()  # strides of the parents that led here
+        self.ahead: Ahead | None = None  # on a GPU: a set made from these rows that was counted in advance
+        self.steps: Steps = ()  # what led here (ahead.py)
         # By output record, held weakly (a map dies with either end), then executor and kernel.
         self.maps: weakref.WeakKeyDictionary[Record, dict[tuple[str, Kernel], KernelMap]]
         self.maps = weakref.WeakKeyDictionary()
