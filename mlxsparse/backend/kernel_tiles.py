@@ -196,7 +196,7 @@ def tap_tiles(
             bit, window = tap_order(size if size is not None and whole else (taps,), active)
             groups = (blocks(m, MAX_THREADS), 1, 1)
             keys = launch("tap_keys", [nbr, bit], [m, taps, window], [(m,)], groups)[0]
-        order = mx.argsort(keys).astype(mx.int32)
+        order = mx.argsort(keys).view(mx.int32)
     ordered = (places // 32, taps, 32) if grouped else (taps, places)
     steps = (32 * taps, 32) if grouped else (32, places)
     shapes = [ordered, (places,), (places // 32, words)]
