@@ -17,13 +17,15 @@ import numpy as np
 from .host import require_values
 from .kernel_coords import CoordTable, OwnMap, Triple
 from .kernel_sites import Extent
-from .kernel_tiles import tap_order
+from .kernel_tiles import PLACES, TapTiles, tap_order
 from .library import MAX_THREADS, SMALL, blocks, check_coords, launch
 
 PER_STRETCH = 256  # blocks of 256 cells whose ones are counted together
 STRETCH = 256 * PER_STRETCH
 MAX_CELLS = 2**31 - STRETCH
 MOST_SETS = 4  # that are marked together
+WINDOW_ROWS = 2048  # of a threadgroup of kernels/window_rows.metal
+MOST_WINDOW_TAPS = 31
 CELLS_PER_SITE = 2048  # a box with more cells for each site of the input is left to sorting
 FREE_CELLS = 1 << 20  # a box that is small anyway
 
@@ -45,7 +47,7 @@ class Marked(NamedTuple):
     bits: mx.array  # (8 B,) uint32
     before: mx.array  # (B,) int32 ones before each 256 cells within their 65536
     ends: mx.array  # (>= B / 256,) int32 ones up to the end of each 65536 cells
-    found: mx.array  # (2 L,) int32 of all sets marked together: number of sites, 1 if one lies outside the box
+    found: mx.array  # (2 L,) int32 of all sets marked together: number of sites, 1 if one is outside
     place: int  # of this set among the L
     last: int  # place of its number of sites in the ends of all
     together: tuple[mx.array, mx.array]  # ends of all, and status of kernels/site_bits.metal
@@ -169,6 +171,29 @@ def site_map(coords: mx.array, made: Marked, rows: int) -> mx.array:
     inputs = [coords, made.bits, made.before, made.ends]
     groups = (blocks(n, MAX_THREADS), 1, 1)
     return launch("site_map", inputs, dims, [(taps, rows)], groups, init=-1)[0]
+
+
+def tiles_of_windows(
+    coords: mx.array, made: Marked, stride: Triple, rows: int, active: int | None = None
+) -> TapTiles:
+    """Ordered map of `coords` to the first `rows` of the marked windows of K = s that they lie in, its input side.
+
+    As tap_tiles of the flipped map, of at most MOST_WINDOW_TAPS taps, without a sort: a row has one tap.
+    """
+    n, taps = coords.shape[0], math.prod(stride)
+    groups, places = blocks(n, WINDOW_ROWS), blocks(n, PLACES) * PLACES
+    whole = [n, *stride, *made.extent.low, *made.extent.span, cells(made.extent), rows, groups]
+    shapes = [(n,), (n,), (max((taps + 1) * groups, SMALL),)]
+    inputs = [coords, made.bits, made.before, made.ends]
+    window, tap, totals = launch("window_rows", inputs, whole, shapes, (groups, 1, 1))
+    count = (taps + 1) * groups
+    shapes = [(count + SMALL,), (2,)]
+    ends, _ = launch("bit_ends", [totals, no_status()], [1, 0, count], shapes, (1, 1, 1))
+    shapes = [(places // 32, taps, 32), (places,), (places // 32, 1)]
+    tiled, order, masks = launch(
+        "window_tiles", [window, tap, ends], [n, taps, groups, places], shapes, (groups, 1, 1)
+    )
+    return TapTiles(tiled, order, masks, rows, n, n if active is None else min(active, n))
 
 
 def submanifold_map(

@@ -217,9 +217,13 @@ def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
                 source.table, target.coords, kernel.size, kernel.stride, kernel.padding, kernel.dilation
             )
         tables = (lambda: found.nbr), (lambda: found.back)
+    marks, tiles = target.marks, None
+    if marks is not None and kernel.covers_once and kernel.volume <= kernel_bits.MOST_WINDOW_TAPS:
+        coords, stride, active = source.coords, kernel.stride, source.known
+        tiles = lambda: kernel_bits.tiles_of_windows(coords, marks, stride, rows_out, active)  # noqa: E731
     return DeviceMap(
         Side(tables[0], rows_in, kernel.size, target.active),
-        Side(tables[1], rows_out, kernel.size, source.active),
+        Side(tables[1], rows_out, kernel.size, source.active, tiles=tiles),
         source.active,
         target.active,
     )

@@ -24,8 +24,10 @@ class Side:
         size: tuple[int, ...],
         count: int | mx.array,
         keys: mx.array | None = None,
+        tiles: Callable[[], TapTiles] | None = None,
     ):
         self._make = make
+        self._make_tiles = tiles  # where they are made without the table
         self._keys = keys  # by which tiles order the rows, where they were made with the table
         self.sources = sources  # rows on the other side
         self.size = size  # of the kernel
@@ -39,9 +41,12 @@ class Side:
     @cached_property
     def tiles(self) -> TapTiles:
         """The table in the order that tiles use."""
-        active = self.count if isinstance(self.count, int) else None
-        tiles = tap_tiles(self.table, self.sources, self.size, active, self._keys)
-        self._keys = None
+        if self._make_tiles is not None:
+            tiles = self._make_tiles()
+        else:
+            active = self.count if isinstance(self.count, int) else None
+            tiles = tap_tiles(self.table, self.sources, self.size, active, self._keys)
+        self._keys = self._make_tiles = None
         begin(*tiles[:3])
         return tiles
 

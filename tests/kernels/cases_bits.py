@@ -115,6 +115,28 @@ def mirrored() -> None:
             equal(found.nbr, np.where(nbr[:, :few] < few, nbr[:, :few], -1), f"few {size}")
 
 
+def ordered_windows() -> None:
+    """The ordered input side of windows, against the sort of the flipped map."""
+    for stride, n in (((2, 2, 2), 1), ((2, 2, 2), sized(300, 9000)), ((3, 1, 2), sized(2500, 70_000))):
+        c = sites(46, n, sized(14, 60))
+        coords, made = mark(c, (stride, stride, (0, 0, 0), (1, 1, 1)))
+        count = kb.counted([made])[0][0]
+        for m in {count, count // 2}:
+            nbr = kb.site_map(coords, made, m)
+            back = np.array(kc.flipped(nbr, len(coords)))
+            got = kb.tiles_of_windows(coords, made, stride, m, len(c))
+            assert (got.sources, got.size, got.active) == (m, len(coords), len(c))
+            tap = np.where((back >= 0).any(axis=0), (back >= 0).argmax(axis=0), len(back))
+            order = np.argsort(tap, kind="stable")
+            equal(got.rows[: len(order)], order, f"order {stride}")
+            assert (np.array(got.rows[len(order) :]) == -1).all()
+            places = np.full((len(back), got.places), -1)
+            places[:, : len(order)] = back[:, order]
+            equal(got.nbr.transpose(1, 0, 2).reshape(len(back), -1), places, f"rows {stride}")
+            bits = (places.reshape(len(back), -1, 32) >= 0).any(axis=2)
+            equal(got.masks[:, 0], (bits * (1 << np.arange(len(back)))[:, None]).sum(axis=0), f"masks {stride}")
+
+
 def boxes() -> None:
     """Which boxes are marked."""
     assert kb.worthwhile(ks.Extent((0, 0, 0), (512, 512, 4), 1), 0)
@@ -124,4 +146,4 @@ def boxes() -> None:
     assert not kb.worthwhile(ks.Extent((2**31, 0, 0), (1, 1, 1), 1), 10)
 
 
-CASES: dict[str, Case] = {f.__name__: f for f in (sets_and_maps, stretches, tiny, outside, mirrored, boxes)}
+CASES: dict[str, Case] = {f.__name__: f for f in (sets_and_maps, stretches, tiny, outside, mirrored, ordered_windows, boxes)}
