@@ -176,7 +176,7 @@ def site_map(coords: mx.array, made: Marked, rows: int) -> mx.array:
 def tiles_of_windows(
     coords: mx.array, made: Marked, stride: Triple, rows: int, active: int | None = None
 ) -> TapTiles:
-    """Ordered map of `coords` to the first `rows` of the marked windows of K = s that they lie in, its input side.
+    """Input side of the ordered map of `coords` to the first `rows` of the marked windows of K = s.
 
     As tap_tiles of the flipped map, of at most MOST_WINDOW_TAPS taps, without a sort: a row has one tap.
     """
@@ -189,10 +189,8 @@ def tiles_of_windows(
     count = (taps + 1) * groups
     shapes = [(count + SMALL,), (2,)]
     ends, _ = launch("bit_ends", [totals, no_status()], [1, 0, count], shapes, (1, 1, 1))
-    shapes = [(places // 32, taps, 32), (places,), (places // 32, 1)]
-    tiled, order, masks = launch(
-        "window_tiles", [window, tap, ends], [n, taps, groups, places], shapes, (groups, 1, 1)
-    )
+    dims, ordered = [n, taps, groups, places], [(places // 32, taps, 32), (places,), (places // 32, 1)]
+    tiled, order, masks = launch("window_tiles", [window, tap, ends], dims, ordered, (groups, 1, 1))
     return TapTiles(tiled, order, masks, rows, n, n if active is None else min(active, n))
 
 

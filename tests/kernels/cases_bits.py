@@ -132,9 +132,10 @@ def ordered_windows() -> None:
             assert (np.array(got.rows[len(order) :]) == -1).all()
             places = np.full((len(back), got.places), -1)
             places[:, : len(order)] = back[:, order]
-            equal(got.nbr.transpose(1, 0, 2).reshape(len(back), -1), places, f"rows {stride}")
+            got_rows = got.nbr.transpose(1, 0, 2).reshape(len(back), -1)
+            equal(got_rows, places, f"rows {stride}")
             bits = (places.reshape(len(back), -1, 32) >= 0).any(axis=2)
-            equal(got.masks[:, 0], (bits * (1 << np.arange(len(back)))[:, None]).sum(axis=0), f"masks {stride}")
+            equal(got.masks[:, 0], (1 << np.arange(len(back))) @ bits, f"masks {stride}")
 
 
 def boxes() -> None:
@@ -146,4 +147,6 @@ def boxes() -> None:
     assert not kb.worthwhile(ks.Extent((2**31, 0, 0), (1, 1, 1), 1), 10)
 
 
-CASES: dict[str, Case] = {f.__name__: f for f in (sets_and_maps, stretches, tiny, outside, mirrored, ordered_windows, boxes)}
+CASES: dict[str, Case] = {
+    f.__name__: f for f in (sets_and_maps, stretches, tiny, outside, mirrored, ordered_windows, boxes)
+}

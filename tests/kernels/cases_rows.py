@@ -74,7 +74,8 @@ def max_pool(dtype: mx.Dtype, channels: int = 5, n: int = 60) -> None:
     wanted = np.where(np.array(winner) < 0, -1, np.array(winner) + 37)
     equal(kr.max_pool(x, wide)[1], wanted, "winner of many")
     repeats(lambda: [*kr.max_pool(x, r.nbr), kr.max_pool_grad(r.ct, winner, r.back)])
-    shifted = mx.concatenate([x.reshape(-1)[:1], x.reshape(-1)])[1:].reshape(x.shape)  # not aligned to 16 bytes
+    flat = x.reshape(-1)
+    shifted = mx.concatenate([flat[:1], flat])[1:].reshape(x.shape)  # not aligned to 16 bytes
     for a, b in zip(kr.max_pool(shifted, r.nbr), (y, winner), strict=True):
         equal(a.astype(mx.float32), as_float(b), "shifted")
 
