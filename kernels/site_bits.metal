@@ -11,7 +11,7 @@ if (i < uint(dims[0])) {
   for (int l = 0; l < dims[1] && site[0] >= 0; l++) {
     const device int* d = dims + 2 + 24 * l;
     device atomic_uint* words = (device atomic_uint*)bits + 8 * size_t(d[23]);
-    int size[3], stride[3], step[3], bound[3], low[3], span[3], rest[3];
+    int size[3], stride[3], step[3], bound[3], low[3], span[3], rest[3], start[3], next[3];
     long first[3];
     bool forward = d[0] != 0, lost = false, windows = forward;
     for (int a = 0; a < 3; a++) {
@@ -30,13 +30,14 @@ if (i < uint(dims[0])) {
       lost = number == 4294967295u;
       if (!lost) atomic_fetch_or_explicit(&words[number >> 5], 1u << (number & 31u), memory_order_relaxed);
     } else {
-      for (int a = 0; a < 3; a++) taps_lead(site[1 + a], stride[a], d[7 + a], forward, first[a], rest[a]);
+      for (int a = 0; a < 3; a++)
+        taps_lead(site[1 + a], stride[a], d[7 + a], step[a], forward, first[a], rest[a], start[a], next[a]);
       long x, y, z;
-      for (int kx = 0; kx < size[0]; kx++) {
+      for (int kx = start[0]; kx < size[0]; kx += next[0]) {
         if (!tap_leads(first[0], rest[0], kx, stride[0], step[0], forward, bound[0], x)) continue;
-        for (int ky = 0; ky < size[1]; ky++) {
+        for (int ky = start[1]; ky < size[1]; ky += next[1]) {
           if (!tap_leads(first[1], rest[1], ky, stride[1], step[1], forward, bound[1], y)) continue;
-          for (int kz = 0; kz < size[2]; kz++) {
+          for (int kz = start[2]; kz < size[2]; kz += next[2]) {
             if (!tap_leads(first[2], rest[2], kz, stride[2], step[2], forward, bound[2], z)) continue;
             uint number = site_number(site[0], x, y, z, low, span, cells);
             if (number == 4294967295u) lost = true;

@@ -5,7 +5,7 @@
 // grid: one thread a row
 uint i = thread_position_in_grid.x;
 if (i < uint(dims[0])) {
-  int site[4], size[3], stride[3], step[3], bound[3], low[3], span[3], rest[3];
+  int site[4], size[3], stride[3], step[3], bound[3], low[3], span[3], rest[3], start[3], next[3];
   long first[3];
   for (int a = 0; a < 4; a++) site[a] = coords[4 * size_t(i) + a];
   bool forward = dims[1] != 0, windows = forward;
@@ -30,13 +30,14 @@ if (i < uint(dims[0])) {
     int place = number == 4294967295u ? -1 : bit_rank(bits, before, ends, number);
     if (place >= 0 && place < m) source[size_t(tap) * size_t(m) + size_t(place)] = int(i);
   } else if (site[0] >= 0) {
-    for (int a = 0; a < 3; a++) taps_lead(site[1 + a], stride[a], dims[8 + a], forward, first[a], rest[a]);
+    for (int a = 0; a < 3; a++)
+        taps_lead(site[1 + a], stride[a], dims[8 + a], step[a], forward, first[a], rest[a], start[a], next[a]);
     long x, y, z;
-    for (int kx = 0; kx < size[0]; kx++) {
+    for (int kx = start[0]; kx < size[0]; kx += next[0]) {
       if (!tap_leads(first[0], rest[0], kx, stride[0], step[0], forward, bound[0], x)) continue;
-      for (int ky = 0; ky < size[1]; ky++) {
+      for (int ky = start[1]; ky < size[1]; ky += next[1]) {
         if (!tap_leads(first[1], rest[1], ky, stride[1], step[1], forward, bound[1], y)) continue;
-        for (int kz = 0; kz < size[2]; kz++) {
+        for (int kz = start[2]; kz < size[2]; kz += next[2]) {
           if (!tap_leads(first[2], rest[2], kz, stride[2], step[2], forward, bound[2], z)) continue;
           uint number = site_number(site[0], x, y, z, low, span, cells);
           int place = number == 4294967295u ? -1 : bit_rank(bits, before, ends, number);
