@@ -11,11 +11,11 @@ import numpy as np
 
 from ..backend.device import executor
 from ..backend.host import require_values, to_mlx, view
-from ..backend.kernel_bits import Marked
+from ..backend.kernel_bits import Marked, facts
 from ..backend.kernel_coords import CoordTable, hash_table
 from ..backend.kernel_items import item_segments
 from ..backend.kernel_rows import Segments
-from ..backend.kernel_sites import Extent, Reached, box_of, extent_of
+from ..backend.kernel_sites import Extent, Reached, box_of, extent_between
 from ..backend.library import begin
 from ..backend.status import clear
 from ..engine.index import LIMIT, CoordIndex, build_index
@@ -139,7 +139,12 @@ class Record:
     def extent(self) -> Extent:
         """Bounds of the active coordinates; reads them where they are not known."""
         if self._extent is None:
-            self._extent = extent_of(self.coords[: self.count], self.batch_size)
+            if self.count == 0:
+                self._extent = Extent((0, 0, 0), (1, 1, 1), self.batch_size)
+            else:
+                table = hash_table(self.coords, rows=self.count)  # whose kernel finds them
+                self._extent = extent_between(facts(table, []).ends, self.batch_size)
+                self.__dict__.setdefault("table", table)
         return self._extent
 
 
