@@ -23,8 +23,8 @@ if (o < m && c < channels) {
       uint words[8][4];
       for (int u = 0; u < 8; u++) row[u] = start + u < taps ? nbr[size_t(start + u) * m + o] : -1;
       for (int u = 0; u < 8; u++) {
-        uint4 q = uint4(0u);
-        if (row_exists(row[u], rows)) q = *(const device uint4*)(x + size_t(row[u]) * channels + c);
+        if (!row_exists(row[u], rows)) continue;
+        uint4 q = *(const device uint4*)(x + size_t(row[u]) * channels + c);
         words[u][0] = q.x;
         words[u][1] = q.y;
         words[u][2] = q.z;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -125,9 +126,8 @@ class Record:
     def batch_counts(self) -> mx.array:
         """(B,) int32 rows of each batch item."""
         if self._counts is None and (self.known is None or self.batch_size <= 256):
-            items = mx.arange(self.batch_size, dtype=mx.int32)
             # Not begun: few calls read it.
-            return (self.coords[:, :1] == items[None]).sum(axis=0).astype(mx.int32)
+            return (self.coords[:, :1] == _numbers(self.batch_size)).sum(axis=0)
         return to_mlx(self.counts.astype(np.int32))
 
     @cached_property
@@ -146,6 +146,11 @@ class Record:
                 self._extent = extent_between(facts(table, []).ends, self.batch_size)
                 self.__dict__.setdefault("table", table)
         return self._extent
+
+
+@functools.lru_cache(maxsize=64)
+def _numbers(count: int) -> mx.array:
+    return mx.array([[*range(count)]], mx.int32)
 
 
 def host_rows(coords: mx.array) -> np.ndarray:
