@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -41,28 +41,28 @@ class Geometry(NamedTuple):
     forward: bool = True
 
 
+Box: TypeAlias = "tuple[Extent, Geometry]"  # bounds of a set, and how it is reached
+
+
 class Marked(NamedTuple):
     """A set of sites as bits over a box; a site's row is the number of ones before it."""
 
     bits: mx.array  # (8 B,) uint32
     before: mx.array  # (B,) int32 ones before each 256 cells within their 65536
     ends: mx.array  # (>= B / 256,) int32 ones up to the end of each 65536 cells
-    found: mx.array  # (2 L,) int32 of all sets marked together: number of sites, 1 if one is outside
-    place: int  # of this set among the L
-    last: int  # place of its number of sites in the ends of all
-    together: tuple[mx.array, mx.array]  # ends of all, and status of kernels/site_bits.metal
+    found: mx.array  # (2,) int32: number of sites, and 1 if one lay outside the box or (-2^30, 2^30)
     extent: Extent
     geometry: Geometry
 
     @property
     def total(self) -> mx.array:
         """Number of sites, int32."""
-        return self.found[2 * self.place]
+        return self.found[0]
 
     @property
     def outside(self) -> mx.array:
         """int32, 1 if a site lay outside."""
-        return self.found[2 * self.place + 1]
+        return self.found[1]
 
 
 def cells(extent: Extent) -> int:
@@ -84,13 +84,8 @@ def _shape(g: Geometry, extent: Extent) -> list[int]:
     return [*dims, *extent.low, *extent.span, cells(extent)]
 
 
-def marked(coords: mx.array, extent: Extent, geometry: Geometry) -> Marked:
-    """The sites that a kernel reaches from (N, 4) coordinates; extent: their bounds (`reached_extent`)."""
-    return marked_together(coords, [(extent, geometry)])[0]
-
-
-def marked_together(coords: mx.array, sets: Sequence[tuple[Extent, Geometry]]) -> list[Marked]:
-    """As `marked`, at most MOST_SETS sets at once."""
+def _ones(coords: mx.array, sets: Sequence[Box]) -> tuple[mx.array, mx.array, mx.array, mx.array, list[int]]:
+    """Bits, before, totals and status of sets side by side; first and number of the totals of each."""
     check_coords("coords", coords)
     n = coords.shape[0]
     dims, spans, start = [n, len(sets)], [], 0
@@ -102,55 +97,63 @@ def marked_together(coords: mx.array, sets: Sequence[tuple[Extent, Geometry]]) -
     count = start * PER_STRETCH
     groups = (blocks(n, MAX_THREADS), 1, 1)
     bits, status = launch("site_bits", [coords], dims, [(8 * count,), (8,)], groups, init=0)
-    before, totals = launch("bit_counts", [bits], [count], [(count,), (start,)], (start, 1, 1))
-    # Longer by what a short input of a kernel would be padded by.
-    shapes = [(start + SMALL,), (2 * len(sets),)]
-    ends, found = launch("bit_ends", [totals, status], [len(sets), *spans], shapes, (len(sets), 1, 1))
-    made = []
-    for i, (extent, geometry) in enumerate(sets):
-        first, parts = spans[2 * i : 2 * i + 2]
-        whole = bits, before, ends
-        if len(sets) > 1:
-            cut = slice(first * PER_STRETCH, (first + parts) * PER_STRETCH)
-            whole = bits[8 * cut.start : 8 * cut.stop], before[cut], ends[first : first + parts + SMALL]
-        made.append(Marked(*whole, found, i, first + parts - 1, (ends, status), extent, geometry))
-    return made
+    # Totals and ends are longer by what a short input of a kernel would be padded by.
+    shapes = [(count,), (start + SMALL,)]
+    before, totals = launch("bit_counts", [bits], [count], shapes, (start, 1, 1))
+    return bits, before, totals, status, spans
+
+
+def marked(coords: mx.array, extent: Extent, geometry: Geometry) -> Marked:
+    """The sites that a kernel reaches from (N, 4) coordinates; extent: their bounds (`reached_extent`)."""
+    bits, before, totals, status, (start, parts) = _ones(coords, [(extent, geometry)])
+    shapes = [(parts + SMALL,), (2,)]
+    ends, found = launch("bit_ends", [totals, status], [start, parts], shapes, (1, 1, 1))
+    return Marked(bits, before, ends, found, extent, geometry)
 
 
 class Facts(NamedTuple):
-    """What the host reads of a set and of the sets marked with it."""
+    """What the host reads of a set and of sets that follow from it."""
 
     repeated: bool  # two rows are equal
     ends: np.ndarray  # (2, 4) int32 least and largest batch, x, y, z
     counts: list[tuple[int, bool]]  # sites of each marked set, and whether one lay outside
 
 
-def facts(table: CoordTable | None, sets: Sequence[Marked]) -> Facts:
-    """Of a table (without one the first two mean nothing) and of sets marked together. One wait for all."""
+def counted(
+    coords: mx.array, sets: Sequence[Box], table: CoordTable | None = None
+) -> tuple[list[Marked], Facts]:
+    """As `marked`, at most MOST_SETS sets at once, and their counts; repeated and ends are the table's.
+
+    One wait for all. Without a table repeated and ends mean nothing.
+    """
     status = no_status() if table is None else table.status
-    ends, outside = sets[0].together if sets else (status.view(mx.int32), status)
-    dims = [len(sets), *(made.last for made in sets)]
-    shapes = [(2,)] * 9
-    found = launch("set_facts", [status, ends, outside], dims, shapes, (1, 1, 1), 32)
+    spans: list[int] = []
+    totals, outside = status.view(mx.int32), status
+    if sets:
+        bits, before, totals, outside, spans = _ones(coords, sets)
+    shapes = [(totals.size,), *[(2,)] * 9]
+    groups = (max(len(sets), 1), 1, 1)
+    ends, *found = launch("set_facts", [status, totals, outside], [len(sets), *spans], shapes, groups)
     require_values(*found)
     repeated, *bounds = (np.array(a) for a in found)
     biased = np.concatenate(bounds[:4]).reshape(2, 4)
     biased = np.stack([~biased[1], biased[0]])
     counts = [(int(number), bool(lost)) for number, lost in bounds[4 : 4 + len(sets)]]
-    return Facts(bool(repeated[0]), (biased ^ np.uint32(1 << 31)).view(np.int32), counts)
+    made = []
+    for i, (extent, geometry) in enumerate(sets):
+        if len(sets) > 1:
+            first, last = spans[2 * i], spans[2 * i] + spans[2 * i + 1]
+            cut = slice(first * PER_STRETCH, last * PER_STRETCH)
+            whole = bits[8 * cut.start : 8 * cut.stop], before[cut], ends[first : last + SMALL]
+        else:
+            whole = bits, before, ends
+        made.append(Marked(*whole, found[5 + i], extent, geometry))
+    return made, Facts(bool(repeated[0]), (biased ^ np.uint32(1 << 31)).view(np.int32), counts)
 
 
 @functools.cache
 def no_status() -> mx.array:
     return mx.zeros((16,), mx.uint32)
-
-
-def counted(sets: Sequence[Marked]) -> list[tuple[int, bool]]:
-    """Number of sites of each set, marked together, and whether one lay outside. One wait for all."""
-    if len(sets) > 1:
-        return facts(None, sets).counts
-    count, outside = np.array(sets[0].found).tolist()
-    return [(count, bool(outside))]
 
 
 def sites(made: Marked, capacity: int) -> mx.array:
@@ -188,7 +191,7 @@ def tiles_of_windows(
     window, tap, totals = launch("window_rows", inputs, whole, shapes, (groups, 1, 1))
     count = (taps + 1) * groups
     shapes = [(count + SMALL,), (2,)]
-    ends, _ = launch("bit_ends", [totals, no_status()], [1, 0, count], shapes, (1, 1, 1))
+    ends, _ = launch("bit_ends", [totals, no_status()], [0, count], shapes, (1, 1, 1))
     dims, ordered = [n, taps, groups, places], [(places // 32, taps, 32), (places,), (places // 32, 1)]
     tiled, order, masks = launch("window_tiles", [window, tap, ends], dims, ordered, (groups, 1, 1))
     return TapTiles(tiled, order, masks, rows, n, n if active is None else min(active, n))

@@ -93,8 +93,8 @@ KERNELS: dict[str, Kernel] = {
         {"x": _T, "order": _I, "ptr": _I, "weight": _F}, {"y": _F, "winner": _I}, _ROWS, ("T",)
     ),
     "set_facts": Kernel(
-        {"status": _U, "ends": _I, "outside": _U},
-        {**dict.fromkeys(("repeated", "high_bx", "high_yz", "low_bx", "low_yz"), _U),
+        {"status": _U, "totals": _I, "outside": _U},
+        {"ends": _I, **dict.fromkeys(("repeated", "high_bx", "high_yz", "low_bx", "low_yz"), _U),
          **dict.fromkeys(("count0", "count1", "count2", "count3"), _I)},
     ),
     "site_bits": Kernel({"coords": _I}, {"bits": _U, "status": _U}, _SITES),

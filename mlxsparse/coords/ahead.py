@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ..backend import kernel_bits, kernel_sites
-from ..backend.kernel_bits import Geometry, Marked
+from ..backend.kernel_bits import Box, Geometry, Marked
 from ..backend.kernel_sites import Extent
 from .geometry import multiply
 
@@ -106,6 +106,10 @@ def planned(steps: Steps, extent: Extent, rows: int, first: Geometry | None = No
             break
         steps = (*steps, step)
     return plan
+
+
+def boxes(plan: Plan) -> list[Box]:
+    return [(box, shape) for _, box, shape in plan]
 
 
 def chained(plan: Plan, marks: Sequence[Marked], counts: Sequence[tuple[int, bool]]) -> Ahead | None:

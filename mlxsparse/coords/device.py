@@ -45,8 +45,7 @@ def inserted(
     root = (batch_size, stride, spatial_shape)
     bounds = ahead.bounds(root)
     plan = [] if bounds is None else ahead.planned(root, bounds, coords.shape[0])
-    marks = kernel_bits.marked_together(coords, [(box, shape) for _, box, shape in plan]) if plan else []
-    repeated, ends, counts = kernel_bits.facts(table, marks)
+    marks, (repeated, ends, counts) = kernel_bits.counted(coords, ahead.boxes(plan), table)
     if validate and (_range_is_wrong(ends, batch_size, spatial_shape) or repeated):
         rows = host_rows(coords[:count])
         check_range(bounds_of(rows), batch_size, spatial_shape)  # the same errors as on the host
@@ -157,8 +156,7 @@ def _marked(
         plan = [(geometry, extent, geometry)]
         if capacity is None:
             plan = ahead.planned(source.steps, source.extent, source.coords.shape[0], geometry)
-        marks = kernel_bits.marked_together(source.coords, [(box, shape) for _, box, shape in plan])
-        counts = kernel_bits.counted(marks)
+        marks, (_, _, counts) = kernel_bits.counted(source.coords, ahead.boxes(plan))
         _check_inside(counts[0][1], support, extent)
         known = ahead.chained(plan, marks, counts)
         assert known is not None
@@ -221,8 +219,10 @@ def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
     if marks is not None and kernel.covers_once and kernel.volume <= kernel_bits.MOST_WINDOW_TAPS:
         coords, stride, active = source.coords, kernel.stride, source.known
         tiles = lambda: kernel_bits.tiles_of_windows(coords, marks, stride, rows_out, active)  # noqa: E731
+    # Small windows in their order share most taps: a sort would cost more than it saves.
+    sort = not kernel.covers_once or kernel.volume > 8
     return DeviceMap(
-        Side(tables[0], rows_in, kernel.size, target.active),
+        Side(tables[0], rows_in, kernel.size, target.active, sort=sort),
         Side(tables[1], rows_out, kernel.size, source.active, tiles=tiles),
         source.active,
         target.active,

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..backend.device import executor
 from ..backend.host import require_values, to_mlx, view
-from ..backend.kernel_bits import Marked, facts
+from ..backend.kernel_bits import Marked, counted
 from ..backend.kernel_coords import CoordTable, hash_table
 from ..backend.kernel_items import item_segments
 from ..backend.kernel_rows import Segments
@@ -143,7 +143,7 @@ class Record:
                 self._extent = Extent((0, 0, 0), (1, 1, 1), self.batch_size)
             else:
                 table = hash_table(self.coords, rows=self.count)  # whose kernel finds them
-                self._extent = extent_between(facts(table, []).ends, self.batch_size)
+                self._extent = extent_between(counted(self.coords, [], table)[1].ends, self.batch_size)
                 self.__dict__.setdefault("table", table)
         return self._extent
 

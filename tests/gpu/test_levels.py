@@ -55,16 +55,13 @@ def test_gpu_levels_equal_the_hosts(bits: bool, monkeypatch: pytest.MonkeyPatch)
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sets that each read counts; nothing is known yet."""
     found: list[int] = []
-    counted, facts = kernel_bits.counted, kernel_bits.facts
+    counted = kernel_bits.counted
 
-    def count(sets):
+    def count(coords, sets, table=None):
         found.append(len(sets))
-        with monkeypatch.context() as patch:
-            patch.setattr(kernel_bits, "facts", facts)
-            return counted(sets)
+        return counted(coords, sets, table)
 
     monkeypatch.setattr(kernel_bits, "counted", count)
-    monkeypatch.setattr(kernel_bits, "facts", lambda t, sets: found.append(len(sets)) or facts(t, sets))
     monkeypatch.setattr(ahead, "_followed", {})
     monkeypatch.setattr(ahead, "_bounds", {})
     return found

@@ -148,16 +148,21 @@ def equal_order(keys: mx.array, nbr: mx.array, size, active: int) -> None:
         equal(a, np.array(b), "tiles") if isinstance(a, mx.array) else None
 
 
+def facts(rows: np.ndarray, count: int | None = None) -> kb.Facts:
+    coords = integers(rows)
+    return kb.counted(coords, [], kc.hash_table(coords, rows=count))[1]
+
+
 def repeated_rows() -> None:
     c = sites(28, sized(300, 100_000), sized(9, 60))
     far = np.array([[5, -(2**31), 2**31 - 1, 0], [0, 7, -(2**31), 2**31 - 1], [-1, 0, 0, 0]], np.int32)
     for more, wanted in ((c[:0], False), (c[3:4], True), (far, False)):
         rows = np.concatenate([c, more])
-        repeated, ends, _ = kb.facts(kc.hash_table(integers(rows)), [])
+        repeated, ends, _ = facts(rows)
         assert repeated == wanted
         equal(ends, np.stack([rows.min(axis=0), rows.max(axis=0)]), "bounds")
     for count in (1, 2, len(c), len(c) + 2):
-        ends = kb.facts(kc.hash_table(integers(rows), rows=count), []).ends
+        ends = facts(rows, count).ends
         equal(ends, np.stack([rows[:count].min(axis=0), rows[:count].max(axis=0)]), f"bounds of {count}")
 
 
