@@ -22,7 +22,7 @@ _clear: weakref.WeakValueDictionary[int, mx.array] = weakref.WeakValueDictionary
 
 def clear() -> mx.array:
     """The status of what was checked on the host. An array of its own: a trace tells inputs by identity."""
-    # Not from a list: on CUDA what the host writes past 8 bytes shares pages with the sizes that kernels read.
+    # Not from a list: on CUDA what the host writes past 8 bytes shares pages with what kernels read.
     made = mx.broadcast_to(_zero(), (5,))
     _clear[id(made)] = made
     return made
