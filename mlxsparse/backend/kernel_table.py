@@ -92,6 +92,11 @@ KERNELS: dict[str, Kernel] = {
     "segment_reduce": Kernel(
         {"x": _T, "order": _I, "ptr": _I, "weight": _F}, {"y": _F, "winner": _I}, _ROWS, ("T",)
     ),
+    "set_facts": Kernel(
+        {"status": _U, "totals": _I, "outside": _U},
+        {"ends": _I, **dict.fromkeys(("repeated", "high_bx", "high_yz", "low_bx", "low_yz"), _U),
+         **dict.fromkeys(("count0", "count1", "count2", "count3"), _I)},
+    ),
     "site_bits": Kernel({"coords": _I}, {"bits": _U, "status": _U}, _SITES),
     "site_map": Kernel({"coords": _I, **_BITS}, {"source": _I}, _SITES),
     "site_keys": Kernel({"coords": _I}, {"keys": _L, "status": _U}),
@@ -102,5 +107,7 @@ KERNELS: dict[str, Kernel] = {
     "tap_tiles": Kernel({"nbr": _I, "order": _I}, {"tiled": _I, "rows": _I, "masks": _U}),
     "turn_weight": Kernel({"w": _T}, {"back": _T}, (), ("T",)),
     "window_map": Kernel({"coords": _I, "order": _I, "places": _I}, {"nbr": _I, "back": _I}),
+    "window_rows": Kernel({"coords": _I, **_BITS}, {"window": _I, "tap": _I, "totals": _I}, _SITES),
+    "window_tiles": Kernel({"window": _I, "tap": _I, "ends": _I}, {"tiled": _I, "rows": _I, "masks": _U}),
     "winner_grad": Kernel({"ct": _T, "winner": _I, "group": _I}, {"dx": _T}, _ROWS, ("T",)),
 }  # fmt: skip

@@ -91,12 +91,13 @@ def tap_tiles(
     size: tuple[int, ...] | None = None,
     active: int | None = None,
     keys: mx.array | None = None,
+    sort: bool = True,
 ) -> TapTiles:
     """Order one side of a kernel map: nbr (T, M) int32, -1 where there is no pair.
 
     sources: rows on the other side; a larger number in nbr is no pair. size: of the kernel, its product T.
     active: rows from here on have no pair; order and sums depend on it and not on M. keys: of a map that was
-    made with them.
+    made with them. sort: False leaves the rows as they are.
     """
     check_array("nbr", nbr, 2, mx.int32)
     taps, m = nbr.shape
@@ -112,7 +113,7 @@ def tap_tiles(
             m,
             active,
         )
-    if taps == 1:  # nothing to tell apart
+    if taps == 1 or not sort:  # nothing to tell apart
         order = mx.arange(m, dtype=mx.int32)
     else:
         if keys is None:
@@ -120,7 +121,7 @@ def tap_tiles(
             bit, window = tap_order(size if size is not None and whole else (taps,), active)
             groups = (blocks(m, MAX_THREADS), 1, 1)
             keys = launch("tap_keys", [nbr, bit], [m, taps, window], [(m,)], groups)[0]
-        order = mx.argsort(keys).astype(mx.int32)
+        order = mx.argsort(keys).view(mx.int32)
     ordered = (places // 32, taps, 32) if grouped else (taps, places)
     steps = (32 * taps, 32) if grouped else (32, places)
     shapes = [ordered, (places,), (places // 32, words)]
