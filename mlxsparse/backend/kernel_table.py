@@ -30,7 +30,8 @@ KERNELS: dict[str, Kernel] = {
     "bit_sites": Kernel(_BITS, {"sites": _I}),
     "block_attend": Kernel(_QKV, {"y": _T, "lse": _F}, _ATTEND, ("T", "DIM", "BM", "BN", "WM", "EXACT")),
     "block_flash": Kernel(
-        _QKV, {"y": _T, "lse": _F}, _ATTEND, ("T", "DIM", "BM", "BN", "WM", "STAGES", "HOLD", "TERMS"),
+        {**_QKV, "order": _I}, {"y": _T, "lse": _F}, _ATTEND,
+        ("T", "DIM", "BM", "BN", "WM", "STAGES", "HOLD", "TERMS", "MARKS"),
         FLOATS[1:],
     ),
     "block_gemm": Kernel(

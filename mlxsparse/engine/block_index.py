@@ -146,6 +146,12 @@ class BlockIndex:
         return _tables(self.by_col)
 
     @cached_property
+    def row_order(self) -> mx.array:
+        """(H * R,) int32: the block rows of each head, those with most blocks first."""
+        counts = np.diff(self.by_row.ptr).reshape(self.grid[:2])
+        return mx.array(np.argsort(-counts, axis=1, kind="stable").reshape(-1).astype(np.int32))
+
+    @cached_property
     def places(self) -> np.ndarray:
         """(H, R, C) int32: the stored block at each place, -1 where none is."""
         found = np.full(self.grid, -1, np.int32)

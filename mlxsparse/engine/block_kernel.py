@@ -239,15 +239,15 @@ def attention(
     In one kernel where the channels fit; else through scores of the stored blocks, in float32.
     """
     terms = added.rpe is not None or added.q_segments is not None or added.causal is not None
-    tile = kernel_blocks.flash_tile(
-        q.shape[3], v.shape[3], index.block, scale, q.dtype, terms
-    ) or kernel_blocks.attention_tile(max(q.shape[3], v.shape[3]), index.block[0], q.dtype)
+    flash = kernel_blocks.flash_tile(
+        q.shape[3], v.shape[3], index.block, scale, q.dtype, terms, added.keys is not None
+    )
+    tile = flash or kernel_blocks.attention_tile(max(q.shape[3], v.shape[3]), index.block[0], q.dtype)
     if tile is not None and not added.packed and 0 not in (*q.shape, *k.shape, *v.shape):
-        marks = kernel_blocks.block_marks(k, v, added.keys)
-        lines = _lines(index, index.by_row)
-        return kernel_blocks.block_attend(
-            q, k, v, scale, marks, _addends(added, None), lines, index.grid[0], tile
-        )
+        marks = None if flash and not flash.marks else kernel_blocks.block_marks(k, v, added.keys)
+        order = index.row_order if flash else None
+        lines, addends = _lines(index, index.by_row), _addends(added, None)
+        return kernel_blocks.block_attend(q, k, v, scale, marks, addends, lines, index.grid[0], tile, order)
     index, k, v, addends = _prepared(q, k, v, added, index)
     p, lse = _probabilities(q, k, scale, addends, index)
     return KERNEL.dsd(p, _widened(v, q.shape[1]), index, False, False, False), lse
