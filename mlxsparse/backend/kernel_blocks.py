@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 import mlx.core as mx
 
 from ..errors import MLXSparseError
 from .kernel_conv import FP32_MODES
-from .library import SMALL, blocks, check_array, filled, launch, numbers, on_cuda, unread
+from .library import SMALL, blocks, check_array, filled, launch, on_cuda, ready, unread
 
 DSD, DDS, SDD = 0, 1, 2
 
@@ -136,6 +137,12 @@ def block_gemm(
 # ---------------------------------------------------------------- softmax
 
 
+@functools.cache
+def _no_ids() -> mx.array:
+    """What stands for ids that a call leaves out."""
+    return mx.array([0] * SMALL, dtype=mx.int32)
+
+
 class Addends(NamedTuple):
     """What block_softmax.metal adds to scores: float32 arrays, int32 ids, or None. causal: an offset or None.
 
@@ -154,7 +161,7 @@ class Addends(NamedTuple):
         return [a if a is not None else unread() for a in (self.bias, self.keys, self.pairs)]
 
     def ids(self) -> list[mx.array]:
-        return [a if a is not None else numbers(SMALL) for a in (self.q_ids, self.k_ids)]
+        return [a if a is not None else _no_ids() for a in (self.q_ids, self.k_ids)]
 
     def sizes(self) -> list[int]:
         """dims[7:15] of block_softmax.metal."""
@@ -218,7 +225,7 @@ class AttentionTile(NamedTuple):
 
 
 class FlashTile(NamedTuple):
-    """The same for block_flash.metal; steps in flight, queries in registers or not, addends and marks read or not."""
+    """The same for block_flash.metal; steps in flight; queries in registers, addends, marks read or not."""
 
     dim: int
     bm: int
@@ -322,10 +329,11 @@ def block_attend(
     layout_heads: int,
     tile: AttentionTile | FlashTile,
     order: mx.array | None = None,
-) -> tuple[mx.array, mx.array]:
-    """(out (Z, H, M, DV) of q's dtype, lse (Z, H, M) float32); the bias is not packed, keys are `marks`.
+) -> Callable[[mx.array, mx.array, mx.array], list[mx.array]]:
+    """Attention of arrays like q, k and v: [out (Z, H, M, DV) of q's dtype, lse (Z, H, M) float32].
 
-    order: of the block rows of each head, which a FlashTile takes; marks may be None where it has none.
+    The bias is not packed, keys are `marks`. order: of the block rows of each head, which a FlashTile takes;
+    marks may be None where it has none.
     """
     for name, a in (("q", q), ("k", k), ("v", v)):
         check_array(name, a, 4, q.dtype)
@@ -333,15 +341,12 @@ def block_attend(
     key_heads, outs = k.shape[1], v.shape[3]
     kind, zb, hb, _, _, ids, causal, offset = addends.sizes()
     sizes = [lines.lines, lines.size, lines.other_size, m, lines.other_extent, heads, key_heads, layout_heads]
-    factor = _factor(scale)
     bias = unread() if addends.bias is None else addends.bias
+    others = [unread() if marks is None else marks, _factor(scale), bias, *addends.ids()]
+    others += [lines.ptr, lines.other, *([order] if order is not None else [])]
     flash = isinstance(tile, FlashTile)
-    y, lse = launch(
+    run = ready(
         "block_flash" if flash else "block_attend",
-        [
-            q, k, v, unread() if marks is None else marks, factor, bias, *addends.ids(), lines.ptr, lines.other,
-            *([order] if order is not None else []),
-        ],
         [*sizes, lines.nnz, d, outs, kind, zb, hb, ids, causal, offset],
         [(z, heads, m, outs), (z, heads, m)],
         (lines.lines * blocks(lines.size, tile.bm), heads, z),
@@ -352,4 +357,4 @@ def block_attend(
         **tile.sizes(),
         **({} if flash else {"EXACT": fp32_mode(q.dtype)}),
     )
-    return y, lse
+    return lambda q, k, v: run([q, k, v, *others])

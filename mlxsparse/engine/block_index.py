@@ -93,6 +93,7 @@ class BlockIndex:
         self.grid, self.block, self.shape = grid, block, shape
         self.heads, self.rows, self.cols = heads, rows, cols
         self.groups: dict[tuple[int, ...], Any] = {}  # sdd_groups, tile_lists, with_heads
+        self.plans: dict[tuple[Any, ...], Any] = {}  # what a call derives from all but its arrays' values
 
     @property
     def nnz(self) -> int:

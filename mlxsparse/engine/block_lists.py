@@ -9,7 +9,6 @@ from ..backend.kernel_blocks import SDD
 from .block_index import BlockIndex, Side
 from .tables import integers
 
-
 ALIKE = 1 << 26  # pieces of lines x places up to which those that share blocks are looked for
 
 
@@ -58,7 +57,7 @@ def merged(side: Side, heads: int, piece: int, together: int) -> tuple[np.ndarra
 def _together(
     side: Side, heads: int, parts: int, places: int, seats: int, together: int
 ) -> np.ndarray:
-    """(heads, seats): the pieces of a head, so that each `together` of them share many places; then -1's seats."""
+    """(heads, seats): the pieces of a head, each `together` of which share many places; last, none."""
     units = side.lines * parts
     found = np.tile(np.arange(seats), (heads, 1))
     if together == 1 or heads * units * places > ALIKE:

@@ -125,7 +125,8 @@ def attend(
 
     def run() -> list[mx.array]:
         marks = None if flash and not tile.marks else kernel_blocks.block_marks(k, v, keys)
-        return [*kernel_blocks.block_attend(q, k, v, 0.3, marks, addends, lines, index.grid[0], tile, order)]
+        made = kernel_blocks.block_attend(q, k, v, 0.3, marks, addends, lines, index.grid[0], tile, order)
+        return made(q, k, v)
 
     y, lse = run()
     close(y, wanted, dtype, "y")
@@ -153,7 +154,7 @@ def not_finite(dtype: mx.Dtype, flash: tuple[int, ...]) -> None:
         arrays = (spoiled, v) if of is k else (k, spoiled)
         y, lse = kernel_blocks.block_attend(
             q, *arrays, 0.3, None, Addends(), lines, heads, tile, index.row_order
-        )
+        )(q, *arrays)
         hit = whole[..., block + 1]
         got, got_lse = np.array(y.astype(mx.float32)), np.array(lse)
         assert np.isnan(got[hit]).all() and np.isnan(got_lse[hit]).all(), f"{bad} is not seen"
@@ -174,7 +175,7 @@ def bad_tables(dtype: mx.Dtype) -> None:
         tile = kernel_blocks.attention_tile(8, 16, dtype)
         assert tile is not None
         marks = kernel_blocks.block_marks(k, k, None)
-        y, _ = kernel_blocks.block_attend(q, k, k, 1.0, marks, Addends(), lines, 1, tile)
+        y, _ = kernel_blocks.block_attend(q, k, k, 1.0, marks, Addends(), lines, 1, tile)(q, k, k)
         close(y, oracle.attention(q64, k64, k64, keep, 1.0)[0], dtype, "attend")
         y, _ = kernel_blocks.block_softmax(x, single(np.ones(1)), Addends(), lines, 1)
         wanted = np.stack([oracle.masked_softmax(x64[0, 0], np.ones((16, 16), bool))[0], np.zeros((16, 16))])
