@@ -39,6 +39,10 @@ KERNELS: dict[str, Kernel] = {
         ("T", "MODE", "TA", "TB", "BM", "BN", "WM", "WN", "SUB", "STAGES", "EXACT"),
     ),
     "block_marks": Kernel({"k": _T, "v": _T, "keys": _F}, {"marks": _F}, ("block_scores.h",), ("T",)),
+    "block_panels": Kernel(
+        {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I, "other": _I}, {"y": _T}, _BLOCK,
+        ("T", "MODE", "TA", "TB", "LINES", "PARTS", "SIDE", "BK", "STAGES", "CLUSTER", "EXACT"), FLOATS[1:],
+    ),
     "block_softmax": Kernel(
         {"x": _T, "scale": _F, "bias": _F, "keys": _F, "pairs": _F, "q_ids": _I, "k_ids": _I,
          "ptr": _I, "cols": _I},
