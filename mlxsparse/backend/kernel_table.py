@@ -30,7 +30,8 @@ KERNELS: dict[str, Kernel] = {
     "bit_sites": Kernel(_BITS, {"sites": _I}),
     "block_attend": Kernel(_QKV, {"y": _T, "lse": _F}, _ATTEND, ("T", "DIM", "BM", "BN", "WM", "EXACT")),
     "block_flash": Kernel(
-        _QKV, {"y": _T, "lse": _F}, _ATTEND, ("T", "DIM", "BM", "BN", "WM", "STAGES", "HOLD", "TERMS"),
+        {**_QKV, "order": _I}, {"y": _T, "lse": _F}, _ATTEND,
+        ("T", "DIM", "BM", "BN", "WM", "STAGES", "HOLD", "TERMS", "MARKS"),
         FLOATS[1:],
     ),
     "block_gemm": Kernel(
@@ -38,6 +39,10 @@ KERNELS: dict[str, Kernel] = {
         ("T", "MODE", "TA", "TB", "BM", "BN", "WM", "WN", "SUB", "STAGES", "EXACT"),
     ),
     "block_marks": Kernel({"k": _T, "v": _T, "keys": _F}, {"marks": _F}, ("block_scores.h",), ("T",)),
+    "block_panels": Kernel(
+        {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I, "other": _I}, {"y": _T}, _BLOCK,
+        ("T", "MODE", "TA", "TB", "LINES", "PARTS", "SIDE", "BK", "STAGES", "CLUSTER", "EXACT"), FLOATS[1:],
+    ),
     "block_softmax": Kernel(
         {"x": _T, "scale": _F, "bias": _F, "keys": _F, "pairs": _F, "q_ids": _I, "k_ids": _I,
          "ptr": _I, "cols": _I},
