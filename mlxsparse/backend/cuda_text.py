@@ -55,7 +55,7 @@ def whole(
 
 
 class Bounds(NamedTuple):
-    """What limits a CUDA kernel: its threads, threadgroups that a core holds and that share copies (stage.h)."""
+    """What limits a CUDA kernel: threads, threadgroups on a core, and those that share copies (stage.h)."""
 
     threads: int
     fit: int = 1
