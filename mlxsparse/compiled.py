@@ -19,7 +19,7 @@ import mlx.nn
 from .backend import executor, trace
 from .backend.kernel_sites import Extent
 from .backend.library import begin
-from .backend.status import clear, combined, is_clear, raise_for, watching
+from .backend.status import clear, combined, copied, is_clear, raise_for_copy, watching
 from .coords import CoordinateMapKey
 from .coords.geometry import Triple, triple
 from .errors import MLXSparseError, ShapeError, TracedOnHostError
@@ -114,8 +114,8 @@ class Compiled:
         result = _attached(result, plan.slots, keys)
         earlier = len(self._pending)
         if status is not None:
-            self._pending.append(status)
-            begin(status, *_arrays(result))
+            self._pending.append(copied(status))
+            begin(self._pending[-1], *_arrays(result))
         # Inside another transformation a status has no value yet: it is looked at with the next call.
         with contextlib.suppress(TracedOnHostError):
             self._look(earlier if self._late else len(self._pending))
@@ -129,7 +129,7 @@ class Compiled:
         """Read the first statuses that wait for it; each is told once."""
         for _ in range(number):
             try:
-                raise_for(self._pending[0])
+                raise_for_copy(self._pending[0])
             except TracedOnHostError:
                 raise
             except MLXSparseError:

@@ -249,9 +249,14 @@ def input_grad(
 
     flip: the tiles are those of the output side of a map that is symmetric under t -> T - 1 - t.
     """
-    check_array("weight", w, 3)
-    back = mx.contiguous((w[:, ::-1] if flip else w).transpose(2, 1, 0))  # a convolution with this weight
+    back = turned(w, flip=flip)
     return product(ct.shape, back.shape, ct.dtype, tiles, False, plain=plain)(ct, back)
+
+
+def turned(w: mx.array, *, flip: bool) -> mx.array:
+    """The weight (Ci, T, Co) of the convolution that is the gradient of x; flip: taps the other way round."""
+    check_array("weight", w, 3)
+    return mx.contiguous((w[:, ::-1] if flip else w).transpose(2, 1, 0))
 
 
 def product(

@@ -85,6 +85,8 @@ def product(
         tiles = pairs.output.tiles
         launch = kernel_tiles.product(x.shape, shape, dtype, tiles, bias is not None, active=active)
 
+    launches: list[Product] = []  # of the input's gradient
+
     def three(w: mx.array) -> mx.array:
         return w.reshape(shape).astype(dtype)
 
@@ -97,8 +99,11 @@ def product(
     def input_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         if not tiled:
             return kernel_conv.conv_input_grad(ct, three(w), pairs.input.table, groups=groups)
-        side: Side = pairs.output if pairs.symmetric else pairs.input
-        return kernel_tiles.input_grad(ct, three(w), side.tiles, flip=pairs.symmetric)
+        back = kernel_tiles.turned(three(w), flip=pairs.symmetric)
+        if not launches:
+            side: Side = pairs.output if pairs.symmetric else pairs.input
+            launches.append(kernel_tiles.product(ct.shape, back.shape, dtype, side.tiles, False))
+        return launches[0](ct, back)
 
     def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         if tiled:
