@@ -15,8 +15,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import mlx.core as mx
 import mlx.nn
+from mlx.utils import tree_flatten
 
 from .backend import executor, trace
+from .backend.autodiff import traced, without_gradients
 from .backend.kernel_sites import Extent
 from .backend.library import begin
 from .backend.status import clear, combined, copied, is_clear, raise_for_copy, watching
@@ -109,8 +111,10 @@ class Compiled:
             signature += (self.function.training,)
         plan = self._plans.get(signature)
         if plan is None:
-            plan = self._plans[signature] = self._plan(signature)
-        result, status = plan.run(args, kwargs)
+            plan, (result, status) = self._first(signature, args, kwargs)
+            self._plans[signature] = plan
+        else:
+            result, status = plan.run(args, kwargs)
         result = _attached(result, plan.slots, keys)
         earlier = len(self._pending)
         if status is not None:
@@ -137,18 +141,38 @@ class Compiled:
                 raise
             del self._pending[0]
 
-    def _plan(self, signature: tuple[Any, ...]) -> _Plan:
+    def _first(
+        self, signature: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[_Plan, tuple[Tree, mx.array | None]]:
+        """A trace, and what it gives for its first arguments."""
+        module = self.function
+        if isinstance(module, mlx.nn.Module) and not module.training:
+            # No gradient of it is wanted but within it, which few do: MLX then refuses to differentiate kernels.
+            state = [value for _, value in tree_flatten(module.state) if isinstance(value, mx.array)]
+            if not traced(*_arrays((args, kwargs)), *state):
+                with contextlib.suppress(ValueError, RuntimeError):
+                    plan = self._plan(signature, plain=True)
+                    return plan, plan.run(args, kwargs)
+        plan = self._plan(signature)
+        return plan, plan.run(args, kwargs)
+
+    def _plan(self, signature: tuple[Any, ...], *, plain: bool = False) -> _Plan:
+        """plain: operators of the first run of the function need no gradient."""
         slots: list[_Slot] = []
         function, (inputs, outputs) = self.function, self._state
         if isinstance(function, mlx.nn.Module) and inputs is None:
             inputs = function.state
             outputs = function.state if function.training and outputs is None else outputs
 
+
         def body(args: Tree, kwargs: Tree) -> Tree:
             self.compilations += 1
             inner: list[CoordinateMapKey] = []
             args, kwargs = _inside((args, kwargs), signature, inner, self._bounds)
-            with watching() as seen:
+            nonlocal plain
+            quiet = without_gradients() if plain else contextlib.nullcontext()
+            plain = False  # MLX runs the body again where the compiled function is differentiated
+            with watching() as seen, quiet:
                 result = function(*args, **kwargs)
             slots[:] = _slots(result, inner)
             return result, combined(*seen) if seen else None
