@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import mlx.core as mx
 import mlx.nn
-from mlx.utils import tree_flatten
 
 from .backend import executor, trace
 from .backend.autodiff import traced, without_gradients
@@ -147,9 +146,8 @@ class Compiled:
         """A trace, and what it gives for its first arguments."""
         module = self.function
         if isinstance(module, mlx.nn.Module) and not module.training:
-            # No gradient of it is wanted but within it, which few do: MLX then refuses to differentiate kernels.
-            state = [value for _, value in tree_flatten(module.state) if isinstance(value, mx.array)]
-            if not traced(*_arrays((args, kwargs)), *state):
+            # No gradient is wanted but within it, which is rare: MLX refuses to differentiate a kernel then.
+            if not traced(*_arrays((args, kwargs, module.state))):
                 with contextlib.suppress(ValueError, RuntimeError):
                     plan = self._plan(signature, plain=True)
                     return plan, plan.run(args, kwargs)

@@ -131,15 +131,11 @@ def prepared(
     cut = mx.stop_gradient  # MLX's jvp would walk into the forward's own graph, where a kernel raises
     function: Any = mx.custom_function(lambda *a: forward(*map(cut, a)))
 
-    # Functions of their own: MLX evaluates all results of one together.
-    sealed: list[Any] = []
-
     def vjp(primals: Any, cotangent: mx.array, _: mx.array) -> Any:
         arguments = primals if isinstance(primals, (tuple, list)) else (primals,)
-        if not sealed:
-            sealed.extend(_sealed(name, gradient) for gradient in gradients)
         with mx.stream(device):
-            made = [gradient(cotangent, *arguments) for gradient in sealed]
+            # Functions of their own: MLX evaluates all results of one together.
+            made = [_sealed(name, gradient)(cotangent, *arguments) for gradient in gradients]
         return tuple(made) if len(made) > 1 else made[0]
 
     function.vjp(vjp)

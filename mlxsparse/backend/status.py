@@ -117,8 +117,8 @@ def raise_for(status: mx.array) -> None:
 
 
 def copied(status: mx.array) -> mx.array:
-    """What is read instead of a status: reading moves an array to the host. Made with what it tells of, it does
-    not have to wait for what was begun since.
+    """What is read instead of a status, as reading moves an array to the host. Made together with what it
+    tells of, it need not wait for what was begun since.
     """
     return status + 0
 
