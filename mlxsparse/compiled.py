@@ -147,7 +147,8 @@ class Compiled:
         module = self.function
         if isinstance(module, mlx.nn.Module) and not module.training:
             # No gradient is wanted but within it, which is rare: MLX refuses to differentiate a kernel then.
-            if not traced(*_arrays((args, kwargs, module.state))):
+            arrays = _arrays((args, kwargs, module.state))
+            if not all(traced(*arrays) for _ in range(2)):  # the first look at new types always says yes
                 with contextlib.suppress(ValueError, RuntimeError):
                     plan = self._plan(signature, plain=True)
                     return plan, plan.run(args, kwargs)
