@@ -86,7 +86,7 @@ def steps(coords: mx.array) -> None:
         show("  bits, without the count", lambda marked=marked: marked()[0])
         show("  bits and count", lambda marked=marked: marked()[:4])
         made = marked()
-        m = kernel_bits.counted([made])[0][0]
+        m = int(made.total)
         show("  sites of the bits", lambda made=made, m=m: kernel_bits.sites(made, m))
         far = kernel_bits.sites(made, m)
         wait(far)

@@ -6,7 +6,10 @@ uint i = thread_position_in_grid.x;
 int lane = int(thread_index_in_simdgroup), sg = int(simdgroup_index_in_threadgroup);
 int count = 0;
 if (i < uint(dims[0]))
-  for (int w = 0; w < 8; w++) count += int(popcount(bits[8 * size_t(i) + w]));
+  for (int part = 0; part < 2; part++) {
+    uint4 w = ((const device uint4*)bits)[2 * size_t(i) + part];
+    count += int(popcount(w.x)) + int(popcount(w.y)) + int(popcount(w.z)) + int(popcount(w.w));
+  }
 int upto = simd_prefix_inclusive_sum(count);
 if (lane == 31) sums[sg] = upto;
 threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -1,21 +1,25 @@
 // Attention over the stored blocks of each block row, streaming, for 16 bits on CUDA: keys and values of STAGES - 1 steps are in
 // flight while a step is computed; queries and scores live in registers. fp32 sums; powers of two.
-// in, dims, out: block_attend.metal; scale > 0.
+// in, dims, out: block_attend.metal, and order[lines of the layout]: the block rows of each head, in the order of their
+//     threadgroups; scale > 0.
 // grid (32 * WM * R * ceil(br / BM), H, Z).   template: T; DIM >= D, DV, a multiple of 16; BM queries, BN keys of a step;
-//           WM simdgroups, each BM / WM queries; STAGES; HOLD: queries stay in registers; TERMS: bias, ids, causal are read
+//           WM simdgroups, each BM / WM queries; STAGES; HOLD: queries stay in registers; TERMS: bias, ids, causal are read;
+//           MARKS: marks are read, else what is not finite shows in the sums
 constexpr int NT = 32 * WM;
+constexpr float SMALL = 1e-30f; // keeps sums of large scores finite
 constexpr int VEC = 16 / int(sizeof(T));
 constexpr int LD = tile_ld<T>(DIM, false);
 constexpr int LDV = tile_ld<T>(DIM, true);
 constexpr int LDP = tile_ld<T>(BN, false);
 constexpr int PSIZE = ATTEND_REGISTERS && sizeof(T) == 2 ? VEC : BM * LDP;
 constexpr int KSIZE = BN * LD, STAGE = KSIZE + BN * LDV;
+constexpr int QSIZE = HOLD ? 0 : BM * LD; // queries that go to registers start where the last step's keys will be
 constexpr int ROW = DIM / VEC; // copies of a row, rows of a pass
 constexpr int PASS = NT / ROW;
-static_assert(LD == LDV && NT % ROW == 0 && BM % PASS == 0 && BN % PASS == 0 && STAGES >= 2, "threads copy equally often");
-threadgroup uint4 smem[(BM * LD + STAGES * STAGE + PSIZE) * int(sizeof(T)) / 16];
-threadgroup T* qs = (threadgroup T*)smem;
-threadgroup T* kv = qs + BM * LD;
+static_assert(LD == LDV && NT % ROW == 0 && BM % PASS == 0 && BN % PASS == 0 && STAGES >= 2 && STAGE >= BM * LD, "threads copy equally often");
+threadgroup uint4 smem[(QSIZE + STAGES * STAGE + PSIZE) * int(sizeof(T)) / 16];
+threadgroup T* kv = (threadgroup T*)smem + QSIZE;
+threadgroup T* qs = HOLD ? kv + (STAGES - 1) * STAGE : (threadgroup T*)smem;
 threadgroup T* ps = kv + STAGES * STAGE;
 int lines = dims[0], br = dims[1], bc = dims[2], rows = dims[3], columns = dims[4], heads = dims[5], key_heads = dims[6];
 int channels = dims[9], outs = dims[10];
@@ -23,10 +27,11 @@ int tid = int(thread_index_in_threadgroup);
 int lane = int(thread_index_in_simdgroup);
 int sm = int(simdgroup_index_in_threadgroup) * (BM / WM);
 int parts = (br + BM - 1) / BM;
-int line = int(threadgroup_position_in_grid.x) / parts;
 int inside = int(threadgroup_position_in_grid.x) % parts * BM;
 int head = int(threadgroup_position_in_grid.y);
 int z = int(threadgroup_position_in_grid.z);
+int line = order[(dims[7] > 1 ? head * lines : 0) + int(threadgroup_position_in_grid.x) / parts];
+line = min(max(line, 0), lines - 1);
 int row0 = line * br + inside;
 int live = min(br - inside, rows - row0); // queries of this tile
 size_t item = size_t(z) * size_t(heads) + size_t(head);
@@ -47,11 +52,11 @@ tile_mma<T, BM / WM, DIM, 0> sums;
 sums.clear(thread_index_in_simdgroup);
 tile_mma<T, BM / WM, BN, 0> p;
 p.clear(thread_index_in_simdgroup);
-float top[p.ROWS], total[p.ROWS];
+float top[p.ROWS], total[p.ROWS], wrong[p.ROWS]; // wrong: 0, or no number
 TILE_UNROLL
 for (int i = 0; i < p.ROWS; i++) {
   top[i] = -INFINITY;
-  total[i] = 0.0f;
+  total[i] = wrong[i] = 0.0f;
 }
 TILE_UNROLL
 for (int i = 0; i < BM / PASS; i++) {
@@ -72,6 +77,10 @@ for (int s = 1 - STAGES; s < steps; s++) {
   if (s >= 0) {
     stage_wait<STAGES - 2>();
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (HOLD && s == 0) {
+      held.template load<LD>(qs + sm * LD);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
   }
   TILE_UNROLL
   for (int i = 0; i + 1 < STAGES; i++) {
@@ -121,23 +130,32 @@ for (int s = 1 - STAGES; s < steps; s++) {
     threadgroup T* ks = kv + get * STAGE;
     threadgroup T* vs = ks + KSIZE;
     get = get + 1 == STAGES ? 0 : get + 1;
-    bool marked = false; // read now, needed after the product
-    TILE_UNROLL
-    for (int i = 0; i < (BN + 31) / 32; i++) {
-      int c = i * 32 + lane;
-      mark[i] = c < keys ? mp[key0 + c] : c < BN ? -INFINITY : 0.0f;
+    bool marked = !MARKS && keys < BN;
+    if (MARKS) { // read now, needed after the product
+      TILE_UNROLL
+      for (int i = 0; i < (BN + 31) / 32; i++) {
+        int c = i * 32 + lane;
+        mark[i] = c < keys ? mp[key0 + c] : c < BN ? -INFINITY : 0.0f;
+      }
     }
     p.clear(thread_index_in_simdgroup);
     if (HOLD) {
-      if (s == 0) held.template load<LD>(qs + sm * LD);
       tile_mma_held<LD>(p, held, ks);
     } else {
       p.template mma<DIM, LD, false, LD, true>(qs + sm * LD, ks);
     }
-    TILE_UNROLL
-    for (int i = 0; i < (BN + 31) / 32; i++) marked = marked || !(mark[i] == 0.0f);
-    marked = simd_any(marked); // the same in every simdgroup
-    if (marked) {
+    if (MARKS) {
+      TILE_UNROLL
+      for (int i = 0; i < (BN + 31) / 32; i++) marked = marked || !(mark[i] == 0.0f);
+      marked = simd_any(marked); // the same in every simdgroup
+    } else { // a score that is infinite or no number makes the sum so
+      TILE_UNROLL
+      for (int i = 0; i < p.ROWS; i++) {
+        TILE_UNROLL
+        for (int j = 0; j < p.COLS; j++) wrong[i] = wrong[i] + p.get(i, j, 0) * SMALL + p.get(i, j, 1) * SMALL;
+      }
+    }
+    if (MARKS && marked) {
       for (int e = tid; e < BN * ROW; e += NT) { // values of masked keys may be anything
         int r = e / ROW;
         bool keep = r < keys && mp[key0 + (r < keys ? r : 0)] == 0.0f;
@@ -157,7 +175,7 @@ for (int s = 1 - STAGES; s < steps; s++) {
           TILE_UNROLL
           for (int e = 0; e < 2; e++) {
             int c = p.col(j) + e;
-            float added = marked ? (c < keys ? mp[key0 + (c < keys ? c : 0)] : -INFINITY) : 0.0f;
+            float added = marked ? (c < keys ? (MARKS ? mp[key0 + (c < keys ? c : 0)] : 0.0f) : -INFINITY) : 0.0f;
             float t = block_score(p.get(i, j, e) * factor, added, true);
             if (TERMS && query && c < keys) {
               if (dims[11] != 0) {
@@ -195,15 +213,21 @@ for (int s = 1 - STAGES; s < steps; s++) {
       top[i] = higher;
       tile_fade(sums, i, fade);
     }
-    if (marked) threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (MARKS && marked) threadgroup_barrier(mem_flags::mem_threadgroup);
     tile_apply<LDP, LDV>(sums, p, ps + (PSIZE > VEC ? sm * LDP : 0), vs);
   }
 }
 TILE_UNROLL
 for (int i = 0; i < p.ROWS; i++) {
   int r = sm + p.row(i);
-  float all = tile_row_sum(total[i]);
-  float share = all == 0.0f ? 1.0f : 1.0f / all;
+  float all = tile_row_sum(total[i]), none = 0.0f;
+  if (!MARKS) {
+    none = wrong[i] * 0.0f;
+    TILE_UNROLL
+    for (int j = 0; j < sums.COLS; j++) none += sums.get(i, j, 0) * 0.0f + sums.get(i, j, 1) * 0.0f;
+    none = tile_row_sum(none);
+  }
+  float share = (all == 0.0f ? 1.0f : 1.0f / all) + none;
   if (r < live) {
     size_t to = (item * size_t(rows) + size_t(row0 + r)) * size_t(outs);
     TILE_UNROLL
@@ -211,6 +235,6 @@ for (int i = 0; i < p.ROWS; i++) {
       int c = sums.col(j);
       if (c < outs) stage_put2(y + to + c, sums.get(i, j, 0) * share, sums.get(i, j, 1) * share, true);
     }
-    if (p.col(0) == 0) lse[item * size_t(rows) + size_t(row0 + r)] = all == 0.0f ? -INFINITY : score_log(all) + top[i] * 0.6931471805599453f;
+    if (p.col(0) == 0) lse[item * size_t(rows) + size_t(row0 + r)] = all == 0.0f ? -INFINITY : score_log(all) + top[i] * 0.6931471805599453f + none;
   }
 }

@@ -3,20 +3,37 @@
 // the ones up to the end of each 65536.
 #ifndef MLXSPARSE_SITE_BITS
 #define MLXSPARSE_SITE_BITS
+METAL_FUNC int floor_quotient(int c, int s) {
+  int q = c / s;
+  return c - q * s < 0 ? q - 1 : q;
+}
+
 // Where the taps lead from coordinate c along one axis. forward: every o with o * s = c + p - k * d; else c * s - p + k * d.
-// first: where a tap 0 that divides would lead; rest: what it lacks. One long division for all taps.
-METAL_FUNC void taps_lead(int c, int s, int p, bool forward, thread long& first, thread int& rest) {
+// first: where a tap 0 that divides would lead; rest: what it lacks. One division for all taps. The taps to try are
+// start, start + next, ...: with d = 1 those that divide.
+METAL_FUNC void taps_lead(
+    int c, int s, int p, int d, bool forward, thread long& first, thread int& rest, thread int& start, thread int& next) {
   first = long(c) * long(s) - long(p);
   rest = 0;
   if (forward) {
     long reach = long(c) + long(p);
-    first = reach / long(s);
-    rest = int(reach - first * long(s));
-    if (rest < 0) {
-      rest += s;
-      first -= 1l;
+    int near = int(reach);
+    if (long(near) == reach) {
+      int q = floor_quotient(near, s);
+      first = long(q);
+      rest = near - q * s;
+    } else { // long divisions are slow
+      first = reach / long(s);
+      rest = int(reach - first * long(s));
+      if (rest < 0) {
+        rest += s;
+        first -= 1l;
+      }
     }
   }
+  bool known = forward && d == 1;
+  start = known ? rest : 0;
+  next = known ? min(s, 1 << 30) : 1; // no tap is beyond
 }
 
 // Where tap k leads, false where nowhere or outside [0, bound); bound 0: no bound. k * d stays below 2^30.

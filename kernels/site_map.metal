@@ -5,28 +5,44 @@
 // grid: one thread a row
 uint i = thread_position_in_grid.x;
 if (i < uint(dims[0])) {
-  int site[4], low[3], span[3], rest[3];
+  int site[4], size[3], stride[3], step[3], bound[3], low[3], span[3], rest[3], start[3], next[3];
   long first[3];
   for (int a = 0; a < 4; a++) site[a] = coords[4 * size_t(i) + a];
+  bool forward = dims[1] != 0, windows = forward;
   for (int a = 0; a < 3; a++) {
+    size[a] = dims[2 + a];
+    stride[a] = dims[5 + a];
+    step[a] = dims[11 + a];
+    bound[a] = dims[14 + a];
     low[a] = dims[17 + a];
     span[a] = dims[20 + a];
-    taps_lead(site[1 + a], dims[5 + a], dims[8 + a], dims[1] != 0, first[a], rest[a]);
+    windows = windows && size[a] == stride[a] && step[a] == 1 && dims[8 + a] == 0 && bound[a] == 0;
   }
-  bool forward = dims[1] != 0;
-  size_t m = size_t(dims[24]);
-  long x, y, z;
-  for (int kx = 0; kx < dims[2] && site[0] >= 0; kx++) {
-    if (!tap_leads(first[0], rest[0], kx, dims[5], dims[11], forward, dims[14], x)) continue;
-    for (int ky = 0; ky < dims[3]; ky++) {
-      if (!tap_leads(first[1], rest[1], ky, dims[6], dims[12], forward, dims[15], y)) continue;
-      for (int kz = 0; kz < dims[4]; kz++) {
-        if (!tap_leads(first[2], rest[2], kz, dims[7], dims[13], forward, dims[16], z)) continue;
-        uint number = site_number(site[0], x, y, z, low, span, uint(dims[23]));
-        int place = number == 4294967295u ? -1 : bit_rank(bits, before, ends, number);
-        if (place >= 0 && place < dims[24]) {
-          size_t tap = size_t((kx * dims[3] + ky) * dims[4] + kz);
-          source[tap * m + size_t(place)] = int(i);
+  uint cells = uint(dims[23]);
+  int m = dims[24];
+  if (windows && site[0] >= 0) { // K = s, p = 0, d = 1: one site, without long divisions
+    int v[3], tap = 0;
+    for (int a = 0; a < 3; a++) {
+      v[a] = floor_quotient(site[1 + a], stride[a]);
+      tap = tap * stride[a] + site[1 + a] - v[a] * stride[a];
+    }
+    uint number = site_number(site[0], v[0], v[1], v[2], low, span, cells);
+    int place = number == 4294967295u ? -1 : bit_rank(bits, before, ends, number);
+    if (place >= 0 && place < m) source[size_t(tap) * size_t(m) + size_t(place)] = int(i);
+  } else if (site[0] >= 0) {
+    for (int a = 0; a < 3; a++)
+        taps_lead(site[1 + a], stride[a], dims[8 + a], step[a], forward, first[a], rest[a], start[a], next[a]);
+    long x, y, z;
+    for (int kx = start[0]; kx < size[0]; kx += next[0]) {
+      if (!tap_leads(first[0], rest[0], kx, stride[0], step[0], forward, bound[0], x)) continue;
+      for (int ky = start[1]; ky < size[1]; ky += next[1]) {
+        if (!tap_leads(first[1], rest[1], ky, stride[1], step[1], forward, bound[1], y)) continue;
+        for (int kz = start[2]; kz < size[2]; kz += next[2]) {
+          if (!tap_leads(first[2], rest[2], kz, stride[2], step[2], forward, bound[2], z)) continue;
+          uint number = site_number(site[0], x, y, z, low, span, cells);
+          int place = number == 4294967295u ? -1 : bit_rank(bits, before, ends, number);
+          size_t tap = size_t((kx * size[1] + ky) * size[2] + kz);
+          if (place >= 0 && place < m) source[tap * size_t(m) + size_t(place)] = int(i);
         }
       }
     }

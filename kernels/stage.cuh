@@ -30,6 +30,59 @@ template <typename T> METAL_FUNC void stage_pair(T* to, float x, float y) {
   if constexpr (sizeof(T) == 2) *(uint*)to = stage_pack(T(x), T(y));
   else *(float2*)to = make_float2(x, y);
 }
+template <int C> METAL_FUNC int stage_rank() { return C == 1 ? 0 : int(blockIdx.x % C); }
+template <int C> METAL_FUNC void stage_arrive() {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (C > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+template <int C> METAL_FUNC void stage_meet() {
+  if constexpr (C == 1) {
+    __syncthreads();
+  } else {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+  }
+}
+template <int C> METAL_FUNC void stage_open(ulong* bars, int n, int tid) {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (C > 1) {
+    if (tid == 0) {
+      for (int i = 0; i < n; i++) asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(tile_addr(bars + i)) : "memory");
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    stage_arrive<C>();
+    stage_meet<C>();
+  }
+#endif
+}
+template <int C> METAL_FUNC void stage_expect(ulong* bar, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (C > 1)
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(tile_addr(bar)), "r"(bytes) : "memory");
+#endif
+}
+template <int C, typename T> METAL_FUNC void stage_share(T* to, const T* from, int bytes, ulong* bar) {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (C > 1)
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
+                 ::"r"(tile_addr(to)), "l"(from), "r"(bytes), "r"(tile_addr(bar)), "h"(ushort((1 << C) - 1))
+                 : "memory");
+#endif
+}
+template <int C> METAL_FUNC void stage_await(ulong* bar, uint phase) {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (C > 1) {
+    uint done = 0u, at = tile_addr(bar);
+    while (done == 0u)
+      asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                   : "=r"(done)
+                   : "r"(at), "r"(phase)
+                   : "memory");
+  }
+#endif
+}
 
 // CUDA body of kernels/attend.h.
 #define ATTEND_REGISTERS 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 _THREADGROUP = re.compile(r"^([ \t]*)threadgroup[ \t]+([\w:<>, \t]+?[ \t]+\w+[ \t]*\[[^;\n]*\][ \t]*;)", re.M)
 _SIZED = re.compile(r"^([ \t]*)threadgroup[ \t]+([\w:<>, \t]+?[ \t]+\w+)[ \t]*\[[^;\n]*\][ \t]*;", re.M)
@@ -31,7 +32,7 @@ def whole(
     constants: dict[str, int | str],
     header: str,
     body: str,
-    bounds: tuple[int, int] | None = None,
+    bounds: Bounds | None = None,
     dynamic: bool = False,
 ) -> str:
     """A whole CUDA text. inputs, outputs: name -> dtype; constants: of the template, dtypes by name."""
@@ -41,12 +42,11 @@ def whole(
         f"using {key} = {_TYPES[value]};" if isinstance(value, str) else f"constexpr int {key} = {value};"
         for key, value in constants.items()
     ]
-    limits = "" if bounds is None else f"__launch_bounds__({bounds[0]}, {bounds[1]}) "
     return "\n".join(
         (
             "#include <cuda_fp16.h>\n#include <cuda_bf16.h>",
             header,
-            f'extern "C" __global__ void {limits}{name}({", ".join(arrays)}) {{',
+            f'extern "C" __global__ void {limits(bounds)}{name}({", ".join(arrays)}) {{',
             *fixed,
             shared_memory(body, dynamic),
             "}\n",
@@ -54,13 +54,27 @@ def whole(
     )
 
 
-def launch_bounds(bounds: tuple[int, int] | None) -> str:
-    """What makes the kernel that follows use few enough registers: (threads, threadgroups that a core holds).
+class Bounds(NamedTuple):
+    """What limits a CUDA kernel: threads, threadgroups on a core, and those that share copies (stage.h)."""
+
+    threads: int
+    fit: int = 1
+    cluster: int = 1
+
+
+def limits(bounds: Bounds | None) -> str:
+    """Attributes of a kernel within `bounds`."""
+    if bounds is None:
+        return ""
+    shared = f"__cluster_dims__({bounds.cluster}, 1, 1) " if bounds.cluster > 1 else ""
+    return f"__launch_bounds__({bounds.threads}, {bounds.fit}) {shared}"
+
+
+def launch_bounds(bounds: Bounds | None) -> str:
+    """What gives the kernel that follows its `limits`.
 
     MLX writes the kernel's declaration, so the word that it begins with is redefined.
     """
     if bounds is None:
         return ""
-    threads, fit = bounds
-    attributes = f"__attribute__((global)) __launch_bounds__({threads}, {fit})"
-    return f"#undef __global__\n#define __global__ {attributes}\n"
+    return f"#undef __global__\n#define __global__ __attribute__((global)) {limits(bounds)}\n"

@@ -34,11 +34,11 @@ _DTYPES = {
 }
 
 
-def require_values(a: mx.array) -> None:
-    """Evaluate `a`; TracedOnHostError inside ``mx.compile`` or ``mx.vmap``, where an array has no value."""
+def require_values(*arrays: mx.array) -> None:
+    """Evaluate; TracedOnHostError inside ``mx.compile`` or ``mx.vmap``, where an array has no value."""
     try:
         # Before mlx 0.32.4 np.asarray of a traced array throws past Python's except; eval does not.
-        mx.eval(a)
+        mx.eval(*arrays)
     except ValueError as error:
         if "during function transformations" not in str(error):
             raise

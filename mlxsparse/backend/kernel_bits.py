@@ -6,20 +6,26 @@ row by counting bits. Memory and time grow with the cells of the box: `worthwhil
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 import numpy as np
 
-from .kernel_coords import OwnMap, Triple
+from .host import require_values
+from .kernel_coords import CoordTable, OwnMap, Triple
 from .kernel_sites import Extent
-from .kernel_tiles import tap_order
-from .library import MAX_THREADS, blocks, check_coords, launch
+from .kernel_tiles import PLACES, TapTiles, tap_order
+from .library import MAX_THREADS, SMALL, blocks, check_coords, launch
 
-BLOCK = 256  # cells whose ones are counted together
-MAX_CELLS = 2**31 - BLOCK
+PER_STRETCH = 256  # blocks of 256 cells whose ones are counted together
+STRETCH = 256 * PER_STRETCH
+MAX_CELLS = 2**31 - STRETCH
+MOST_SETS = 4  # that are marked together
+WINDOW_ROWS = 2048  # of a threadgroup of kernels/window_rows.metal
+MOST_WINDOW_TAPS = 31
 CELLS_PER_SITE = 2048  # a box with more cells for each site of the input is left to sorting
 FREE_CELLS = 1 << 20  # a box that is small anyway
 
@@ -35,13 +41,16 @@ class Geometry(NamedTuple):
     forward: bool = True
 
 
+Box: TypeAlias = "tuple[Extent, Geometry]"  # bounds of a set, and how it is reached
+
+
 class Marked(NamedTuple):
     """A set of sites as bits over a box; a site's row is the number of ones before it."""
 
     bits: mx.array  # (8 B,) uint32
     before: mx.array  # (B,) int32 ones before each 256 cells within their 65536
-    ends: mx.array  # (ceil(B / 256),) int32 ones up to the end of each 65536 cells
-    found: mx.array  # (2,) int32: number of sites, and 1 if one lies outside (-2^30, 2^30)
+    ends: mx.array  # (>= B / 256,) int32 ones up to the end of each 65536 cells
+    found: mx.array  # (2,) int32: number of sites, and 1 if one lay outside the box or (-2^30, 2^30)
     extent: Extent
     geometry: Geometry
 
@@ -70,28 +79,81 @@ def worthwhile(extent: Extent, rows: int) -> bool:
     return extent.fits and cells(extent) <= min(MAX_CELLS, CELLS_PER_SITE * rows + FREE_CELLS)
 
 
-def _dims(rows: int, g: Geometry, extent: Extent) -> list[int]:
-    dims = [rows, int(g.forward), *g.size, *g.stride, *g.padding, *g.dilation, *(g.bounds or (0, 0, 0))]
+def _shape(g: Geometry, extent: Extent) -> list[int]:
+    dims = [int(g.forward), *g.size, *g.stride, *g.padding, *g.dilation, *(g.bounds or (0, 0, 0))]
     return [*dims, *extent.low, *extent.span, cells(extent)]
+
+
+def _ones(coords: mx.array, sets: Sequence[Box]) -> tuple[mx.array, mx.array, mx.array, mx.array, list[int]]:
+    """Bits, before, totals and status of sets side by side; first and number of the totals of each."""
+    check_coords("coords", coords)
+    n = coords.shape[0]
+    dims, spans, start = [n, len(sets)], [], 0
+    for extent, geometry in sets:
+        parts = blocks(cells(extent), STRETCH)
+        dims += [*_shape(geometry, extent), start * PER_STRETCH]
+        spans += [start, parts]
+        start += parts
+    count = start * PER_STRETCH
+    groups = (blocks(n, MAX_THREADS), 1, 1)
+    bits, status = launch("site_bits", [coords], dims, [(8 * count,), (8,)], groups, init=0)
+    # Totals and ends are longer by what a short input of a kernel would be padded by.
+    shapes = [(count,), (start + SMALL,)]
+    before, totals = launch("bit_counts", [bits], [count], shapes, (start, 1, 1))
+    return bits, before, totals, status, spans
 
 
 def marked(coords: mx.array, extent: Extent, geometry: Geometry) -> Marked:
     """The sites that a kernel reaches from (N, 4) coordinates; extent: their bounds (`reached_extent`)."""
-    check_coords("coords", coords)
-    n, count = coords.shape[0], blocks(cells(extent), BLOCK)
-    dims = _dims(n, geometry, extent)
-    groups = (blocks(n, MAX_THREADS), 1, 1)
-    bits, status = launch("site_bits", [coords], dims, [(8 * count,), (8,)], groups, init=0)
-    parts = blocks(count, MAX_THREADS)
-    before, totals = launch("bit_counts", [bits], [count], [(count,), (parts,)], (parts, 1, 1))
-    ends, found = launch("bit_ends", [totals, status], [parts], [(parts,), (2,)], (1, 1, 1))
+    bits, before, totals, status, (start, parts) = _ones(coords, [(extent, geometry)])
+    shapes = [(parts + SMALL,), (2,)]
+    ends, found = launch("bit_ends", [totals, status], [start, parts], shapes, (1, 1, 1))
     return Marked(bits, before, ends, found, extent, geometry)
 
 
-def counted(sets: Sequence[Marked]) -> list[tuple[int, bool]]:
-    """Number of sites of each set, and whether one lay outside. One wait for all."""
-    found = sets[0].found if len(sets) == 1 else mx.concatenate([made.found for made in sets])
-    return [(int(count), bool(outside)) for count, outside in np.array(found).reshape(-1, 2)]
+class Facts(NamedTuple):
+    """What the host reads of a set and of sets that follow from it."""
+
+    repeated: bool  # two rows are equal
+    ends: np.ndarray  # (2, 4) int32 least and largest batch, x, y, z
+    counts: list[tuple[int, bool]]  # sites of each marked set, and whether one lay outside
+
+
+def counted(
+    coords: mx.array, sets: Sequence[Box], table: CoordTable | None = None
+) -> tuple[list[Marked], Facts]:
+    """As `marked`, at most MOST_SETS sets at once, and their counts; repeated and ends are the table's.
+
+    One wait for all. Without a table repeated and ends mean nothing.
+    """
+    status = no_status() if table is None else table.status
+    spans: list[int] = []
+    totals, outside = status.view(mx.int32), status
+    if sets:
+        bits, before, totals, outside, spans = _ones(coords, sets)
+    shapes = [(totals.size,), *[(2,)] * 9]
+    groups = (max(len(sets), 1), 1, 1)
+    ends, *found = launch("set_facts", [status, totals, outside], [len(sets), *spans], shapes, groups)
+    require_values(*found)
+    repeated, *bounds = (np.array(a) for a in found)
+    biased = np.concatenate(bounds[:4]).reshape(2, 4)
+    biased = np.stack([~biased[1], biased[0]])
+    counts = [(int(number), bool(lost)) for number, lost in bounds[4 : 4 + len(sets)]]
+    made = []
+    for i, (extent, geometry) in enumerate(sets):
+        if len(sets) > 1:
+            first, last = spans[2 * i], spans[2 * i] + spans[2 * i + 1]
+            cut = slice(first * PER_STRETCH, last * PER_STRETCH)
+            whole = bits[8 * cut.start : 8 * cut.stop], before[cut], ends[first : last + SMALL]
+        else:
+            whole = bits, before, ends
+        made.append(Marked(*whole, found[5 + i], extent, geometry))
+    return made, Facts(bool(repeated[0]), (biased ^ np.uint32(1 << 31)).view(np.int32), counts)
+
+
+@functools.cache
+def no_status() -> mx.array:
+    return mx.zeros((16,), mx.uint32)
 
 
 def sites(made: Marked, capacity: int) -> mx.array:
@@ -108,10 +170,31 @@ def site_map(coords: mx.array, made: Marked, rows: int) -> mx.array:
     Of a forward geometry it is the map's output side, of a transposed one its input side.
     """
     n, taps = coords.shape[0], math.prod(made.geometry.size)
-    dims = [*_dims(n, made.geometry, made.extent), rows]
+    dims = [n, *_shape(made.geometry, made.extent), rows]
     inputs = [coords, made.bits, made.before, made.ends]
     groups = (blocks(n, MAX_THREADS), 1, 1)
     return launch("site_map", inputs, dims, [(taps, rows)], groups, init=-1)[0]
+
+
+def tiles_of_windows(
+    coords: mx.array, made: Marked, stride: Triple, rows: int, active: int | None = None
+) -> TapTiles:
+    """Input side of the ordered map of `coords` to the first `rows` of the marked windows of K = s.
+
+    As tap_tiles of the flipped map, of at most MOST_WINDOW_TAPS taps, without a sort: a row has one tap.
+    """
+    n, taps = coords.shape[0], math.prod(stride)
+    groups, places = blocks(n, WINDOW_ROWS), blocks(n, PLACES) * PLACES
+    whole = [n, *stride, *made.extent.low, *made.extent.span, cells(made.extent), rows, groups]
+    shapes = [(n,), (n,), (max((taps + 1) * groups, SMALL),)]
+    inputs = [coords, made.bits, made.before, made.ends]
+    window, tap, totals = launch("window_rows", inputs, whole, shapes, (groups, 1, 1))
+    count = (taps + 1) * groups
+    shapes = [(count + SMALL,), (2,)]
+    ends, _ = launch("bit_ends", [totals, no_status()], [0, count], shapes, (1, 1, 1))
+    dims, ordered = [n, taps, groups, places], [(places // 32, taps, 32), (places,), (places // 32, 1)]
+    tiled, order, masks = launch("window_tiles", [window, tap, ends], dims, ordered, (groups, 1, 1))
+    return TapTiles(tiled, order, masks, rows, n, n if active is None else min(active, n))
 
 
 def submanifold_map(

@@ -7,12 +7,13 @@ once. Shapes are measured on an H100 (docs/benchmarks/blocksparse.md).
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 import mlx.core as mx
 
 from .kernel_blocks import DDS, DSD, SDD, fp32_mode
-from .library import blocks, check_array, filled, launch, on_cuda
+from .library import blocks, check_array, filled, on_cuda, ready
 
 
 class BlockTile(NamedTuple):
@@ -105,11 +106,11 @@ def block_tiles(
     trans_b: bool,
     heads: int,
     tile: BlockTile,
-) -> mx.array:
-    """One of the three products; shapes as of kernel_blocks.block_gemm."""
+) -> Callable[[mx.array, mx.array], mx.array]:
+    """One of the three products of arrays like a and b; shapes as of kernel_blocks.block_gemm."""
     for name, array in (("a", a), ("b", b)):
         check_array(name, array, 4, a.dtype)
-    batch = a.shape[0]
+    batch, dtype = a.shape[0], a.dtype
     if mode == DSD:
         width = b.shape[2 if trans_b else 3]
         across = blocks(width, tile.NB * tile.SIDE)
@@ -123,19 +124,19 @@ def block_tiles(
         across = 1
         shape = (batch, sizes.nnz, sizes.size, sizes.other_size)
     if 0 in shape or lists.groups == 0:
-        return filled(shape, 0, a.dtype)
-    return launch(
+        return lambda *_: filled(shape, 0, dtype)
+    run = ready(
         "block_tiles",
-        [a, b, lists.line, lists.ptr, lists.block, lists.other],
         [lists.groups, *sizes, width, heads, lists.other.size],
         [shape],
         (lists.groups, across, batch),
         32 * tile.NA * tile.NB,
-        dtype=a.dtype,
-        group_bytes=tile.group_bytes(mode, trans_a, trans_b, a.dtype.size),
+        dtype=dtype,
+        group_bytes=tile.group_bytes(mode, trans_a, trans_b, dtype.size),
         MODE=mode,
         TA=int(trans_a),
         TB=int(trans_b),
         **tile._asdict(),
-        EXACT=fp32_mode(a.dtype),
-    )[0]
+        EXACT=fp32_mode(dtype),
+    )
+    return lambda a, b: run([a, b, *lists[:4]])[0]

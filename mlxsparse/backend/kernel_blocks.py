@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 import mlx.core as mx
 
 from ..errors import MLXSparseError
 from .kernel_conv import FP32_MODES
-from .library import SMALL, blocks, check_array, filled, launch, numbers, on_cuda, unread
+from .library import SMALL, blocks, check_array, filled, launch, on_cuda, ready, unread
 
 DSD, DDS, SDD = 0, 1, 2
 
@@ -136,6 +137,12 @@ def block_gemm(
 # ---------------------------------------------------------------- softmax
 
 
+@functools.cache
+def _no_ids() -> mx.array:
+    """What stands for ids that a call leaves out."""
+    return mx.array([0] * SMALL, dtype=mx.int32)
+
+
 class Addends(NamedTuple):
     """What block_softmax.metal adds to scores: float32 arrays, int32 ids, or None. causal: an offset or None.
 
@@ -154,7 +161,7 @@ class Addends(NamedTuple):
         return [a if a is not None else unread() for a in (self.bias, self.keys, self.pairs)]
 
     def ids(self) -> list[mx.array]:
-        return [a if a is not None else numbers(SMALL) for a in (self.q_ids, self.k_ids)]
+        return [a if a is not None else _no_ids() for a in (self.q_ids, self.k_ids)]
 
     def sizes(self) -> list[int]:
         """dims[7:15] of block_softmax.metal."""
@@ -218,7 +225,7 @@ class AttentionTile(NamedTuple):
 
 
 class FlashTile(NamedTuple):
-    """The same for block_flash.metal; steps in flight, queries in registers or not, addends read or not."""
+    """The same for block_flash.metal; steps in flight; queries in registers, addends, marks read or not."""
 
     dim: int
     bm: int
@@ -227,6 +234,7 @@ class FlashTile(NamedTuple):
     stages: int
     hold: int
     terms: int = 0
+    marks: int = 1
     fit: int = 0  # threadgroups that a core shall hold
 
     def sizes(self) -> dict[str, int]:
@@ -234,32 +242,38 @@ class FlashTile(NamedTuple):
 
     def group_bytes(self, itemsize: int) -> int:
         row = self.dim + 16 // itemsize
-        return ((self.bm + 2 * self.stages * self.bn) * row + 16 // itemsize) * itemsize
+        rows = (0 if self.hold else self.bm) + 2 * self.stages * self.bn
+        return (rows * row + 16 // itemsize) * itemsize
 
 
 def flash_tile(
-    d: int, dv: int, block: tuple[int, int], scale: float, dtype: mx.Dtype, terms: bool
+    d: int, dv: int, block: tuple[int, int], scale: float, dtype: mx.Dtype, terms: bool, marks: bool
 ) -> FlashTile | None:
-    """A tile of block_flash.metal, None where block_attend.metal is to do it."""
+    """A tile of block_flash.metal, None where block_attend.metal is to do it.
+
+    terms: there is a bias, ids or a causal limit. marks: some keys are masked for all queries.
+    """
     most = max(d, dv)
     if not on_cuda() or dtype == mx.float32 or most > MAX_DIM[2] or d % 8 or dv % 8 or not scale > 0:
         return None
     if block[0] % 64 or block[1] % 32:
         return None
-    return flash_shape(64 if most <= 64 else 128, block[0], int(terms))
+    return flash_shape(64 if most <= 64 else 128, block[0], int(terms), int(terms or marks))
 
 
-def flash_shape(dim: int, size: int, terms: int) -> FlashTile | None:
+def flash_shape(dim: int, size: int, terms: int, marks: int) -> FlashTile | None:
     """The tile for block rows of `size` elements. Measured on an H100 (docs/benchmarks/blocksparse.md)."""
     forced = os.environ.get("MLXSPARSE_FLASH_TILE")  # "BM,BN,WM,STAGES,HOLD,FIT", to measure; "0": none
     if forced == "0":
         return None
     if forced:
         bm, bn, wm, stages, hold, fit = (int(v) for v in forced.split(","))
-        return FlashTile(dim, bm, bn, wm, stages, hold, terms, fit)
+        return FlashTile(dim, bm, bn, wm, stages, hold, terms, marks, fit)
     if size % 128 == 0:
-        return FlashTile(dim, 128, 64, 4 if dim == 64 else 8, 2, 1, terms)
-    return FlashTile(dim, 64, 64, 4, 2, 0, terms, 4) if dim == 64 else FlashTile(dim, 64, 64, 4, 2, 1, terms)
+        return FlashTile(dim, 128, 64, 4 if dim == 64 else 8, 2, 1, terms, marks)
+    if dim == 64:
+        return FlashTile(dim, 64, 64, 4, 2, 0, terms, marks, 4)
+    return FlashTile(dim, 64, 64, 4, 2, 1, terms, marks)
 
 
 MAX_DIM = {2: 128, 4: 64}  # channels that a threadgroup's memory holds, by bytes of an element
@@ -309,25 +323,30 @@ def block_attend(
     k: mx.array,
     v: mx.array,
     scale: float,
-    marks: mx.array,
+    marks: mx.array | None,
     addends: Addends,
     lines: Lines,
     layout_heads: int,
     tile: AttentionTile | FlashTile,
-) -> tuple[mx.array, mx.array]:
-    """(out (Z, H, M, DV) of q's dtype, lse (Z, H, M) float32); the bias is not packed, keys are `marks`."""
+    order: mx.array | None = None,
+) -> Callable[[mx.array, mx.array, mx.array], list[mx.array]]:
+    """Attention of arrays like q, k and v: [out (Z, H, M, DV) of q's dtype, lse (Z, H, M) float32].
+
+    The bias is not packed, keys are `marks`. order: of the block rows of each head, which a FlashTile takes;
+    marks may be None where it has none.
+    """
     for name, a in (("q", q), ("k", k), ("v", v)):
         check_array(name, a, 4, q.dtype)
     z, heads, m, d = q.shape
     key_heads, outs = k.shape[1], v.shape[3]
     kind, zb, hb, _, _, ids, causal, offset = addends.sizes()
     sizes = [lines.lines, lines.size, lines.other_size, m, lines.other_extent, heads, key_heads, layout_heads]
-    factor = _factor(scale)
     bias = unread() if addends.bias is None else addends.bias
+    others = [unread() if marks is None else marks, _factor(scale), bias, *addends.ids()]
+    others += [lines.ptr, lines.other, *([order] if order is not None else [])]
     flash = isinstance(tile, FlashTile)
-    y, lse = launch(
+    run = ready(
         "block_flash" if flash else "block_attend",
-        [q, k, v, marks, factor, bias, *addends.ids(), lines.ptr, lines.other],
         [*sizes, lines.nnz, d, outs, kind, zb, hb, ids, causal, offset],
         [(z, heads, m, outs), (z, heads, m)],
         (lines.lines * blocks(lines.size, tile.bm), heads, z),
@@ -338,4 +357,4 @@ def block_attend(
         **tile.sizes(),
         **({} if flash else {"EXACT": fp32_mode(q.dtype)}),
     )
-    return y, lse
+    return lambda q, k, v: run([q, k, v, *others])

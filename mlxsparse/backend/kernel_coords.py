@@ -13,7 +13,6 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CapacityError, CoordinateRangeError, StrideError
-from .host import require_values
 from .kernel_tiles import tap_order
 from .library import (
     MAX_GRID_YZ,
@@ -37,13 +36,6 @@ class CoordTable(NamedTuple):
     coords: mx.array  # (N, 4) int32
     slots: mx.array  # (CAP,) uint32, tag and row + 1, or 0
     status: mx.array  # (16,) uint32, see kernels/coord_hash_insert.metal
-
-    def read(self) -> tuple[bool, np.ndarray]:
-        """Whether two rows are equal, and (2, 4) least and largest batch, x, y, z. Waits for them."""
-        require_values(self.status)
-        found = np.array(self.status)
-        biased = np.stack([~found[5:9], found[1:5]])
-        return bool(found[0]), (biased ^ np.uint32(1 << 31)).view(np.int32)
 
 
 class NeighbourMap(NamedTuple):

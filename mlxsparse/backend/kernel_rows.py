@@ -74,16 +74,19 @@ def gather_sum(
 def max_pool(x: mx.array, nbr: mx.array, *, winner: bool = True) -> tuple[mx.array, mx.array]:
     """Maximum over the pairs of each output and the first tap that attains it.
 
-    x (N, C); nbr (T, M) int32 -> (M, C) of x's dtype, 0 where there is no pair; (M, C) int32, -1 there, or
-    nothing without `winner`.
+    x (N, C); nbr (T, M) int32 -> (M, C) of x's dtype, 0 where there is no pair; (M, C) int32, -1 there;
+    without `winner` what is not to be read.
     """
     check_array("x", x, 2)
     check_array("nbr", nbr, 2, mx.int32)
     (n, channels), (taps, m) = x.shape, nbr.shape
-    shape = (m, channels)
-    dims = [n, channels, taps, m, int(winner)]
-    shapes = [shape, shape if winner else (0, channels)]
-    y, taken = launch("max_pool", [x, nbr], dims, shapes, row_groups(*shape), dtype=x.dtype)
+    vector = 16 // x.dtype.size
+    each = vector if channels % vector == 0 else 1
+    lanes = min(32, 1 << (channels // each - 1).bit_length()) if channels else 1
+    dims = [n, channels, taps, m, int(winner), lanes, each]
+    shapes = [(m, channels), (m, channels) if winner else (1,)]
+    groups = (blocks(m, MAX_THREADS // lanes), blocks(channels, lanes * each), 1)
+    y, taken = launch("max_pool", [x, nbr], dims, shapes, groups, dtype=x.dtype)
     return y, taken
 
 

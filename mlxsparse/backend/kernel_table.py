@@ -31,7 +31,8 @@ KERNELS: dict[str, Kernel] = {
     "bit_sites": Kernel(_BITS, {"sites": _I}),
     "block_attend": Kernel(_QKV, {"y": _T, "lse": _F}, _ATTEND, ("T", "DIM", "BM", "BN", "WM", "EXACT")),
     "block_flash": Kernel(
-        _QKV, {"y": _T, "lse": _F}, _ATTEND, ("T", "DIM", "BM", "BN", "WM", "STAGES", "HOLD", "TERMS"),
+        {**_QKV, "order": _I}, {"y": _T, "lse": _F}, _ATTEND,
+        ("T", "DIM", "BM", "BN", "WM", "STAGES", "HOLD", "TERMS", "MARKS"),
         FLOATS[1:],
     ),
     "block_gemm": Kernel(
@@ -39,6 +40,10 @@ KERNELS: dict[str, Kernel] = {
         ("T", "MODE", "TA", "TB", "BM", "BN", "WM", "WN", "SUB", "STAGES", "EXACT"),
     ),
     "block_marks": Kernel({"k": _T, "v": _T, "keys": _F}, {"marks": _F}, ("block_scores.h",), ("T",)),
+    "block_panels": Kernel(
+        {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I, "other": _I}, {"y": _T}, _BLOCK,
+        ("T", "MODE", "TA", "TB", "LINES", "PARTS", "SIDE", "BK", "STAGES", "CLUSTER", "EXACT"), FLOATS[1:],
+    ),
     "block_softmax": Kernel(
         {"x": _T, "scale": _F, "bias": _F, "keys": _F, "pairs": _F, "q_ids": _I, "k_ids": _I,
          "ptr": _I, "cols": _I},
@@ -99,6 +104,11 @@ KERNELS: dict[str, Kernel] = {
     "segment_reduce": Kernel(
         {"x": _T, "order": _I, "ptr": _I, "weight": _F}, {"y": _F, "winner": _I}, _ROWS, ("T",)
     ),
+    "set_facts": Kernel(
+        {"status": _U, "totals": _I, "outside": _U},
+        {"ends": _I, **dict.fromkeys(("repeated", "high_bx", "high_yz", "low_bx", "low_yz"), _U),
+         **dict.fromkeys(("count0", "count1", "count2", "count3"), _I)},
+    ),
     "site_bits": Kernel({"coords": _I}, {"bits": _U, "status": _U}, _SITES),
     "site_map": Kernel({"coords": _I, **_BITS}, {"source": _I}, _SITES),
     "site_keys": Kernel({"coords": _I}, {"keys": _L, "status": _U}),
@@ -107,6 +117,9 @@ KERNELS: dict[str, Kernel] = {
     "sum_parts": Kernel({"parts": _F}, {"y": _T}, (), ("T",)),
     "tap_keys": Kernel({"nbr": _I, "bit": _I}, {"keys": _U}, ("tap_key.h",)),
     "tap_tiles": Kernel({"nbr": _I, "order": _I}, {"tiled": _I, "rows": _I, "masks": _U}),
+    "turn_weight": Kernel({"w": _T}, {"back": _T}, (), ("T",)),
     "window_map": Kernel({"coords": _I, "order": _I, "places": _I}, {"nbr": _I, "back": _I}),
+    "window_rows": Kernel({"coords": _I, **_BITS}, {"window": _I, "tap": _I, "totals": _I}, _SITES),
+    "window_tiles": Kernel({"window": _I, "tap": _I, "ends": _I}, {"tiled": _I, "rows": _I, "masks": _U}),
     "winner_grad": Kernel({"ct": _T, "winner": _I, "group": _I}, {"dx": _T}, _ROWS, ("T",)),
 }  # fmt: skip

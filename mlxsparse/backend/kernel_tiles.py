@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CapacityError, ShapeError
-from .kernel_conv import fp32_mode, sum_parts
+from .kernel_conv import fp32_mode
 from .library import (
     MAX_THREADS,
     Factory,
@@ -26,10 +26,10 @@ from .library import (
     factory,
     filled,
     launch,
-    on_cuda,
     ready,
     unread,
 )
+from .tile_shapes import Tile, tile_for
 
 PLACES = 256  # a multiple of every tile's rows
 WINDOW = 1 << 20  # rows that are ordered by taps together
@@ -37,85 +37,9 @@ WINDOWS = 31  # that a sort key tells apart
 KEY_BITS = 27  # taps that a sort key tells apart
 GRAD_GROUPS = 4096  # threadgroups that a weight gradient is divided into, at most
 GRAD_BYTES = 1 << 28  # of its partial sums, at most
-SPREAD = 256  # threadgroups below which the tile for few rows is better
 OFFSETS = 2**31  # copies of 16 bytes that a kernel can address
-
-
-class Tile(NamedTuple):
-    """Shape of a tile (kernels/conv_tiles.metal)."""
-
-    BM: int
-    BN: int
-    BK: int
-    WM: int
-    WN: int
-    STAGES: int
-    KEEP: int = 3
-    FIT: int = 0  # threadgroups that one core shall hold: limits registers on CUDA; 0: the compiler decides
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.WM * self.WN
-
-    def sizes(self) -> dict[str, int]:
-        """Template values."""
-        return {name: value for name, value in self._asdict().items() if name != "FIT"}
-
-
-# (output channels at most, tile) by backend (CUDA?), size of an element and fp32_mode. CUDA: measured on an
-# H100 (docs/benchmarks/gpu.md); Metal: 32 KB of threadgroup memory, not measured. Few shapes: each is another
-# compilation.
-FORWARD: dict[tuple[bool, int, int], list[tuple[int, Tile]]] = {
-    (True, 2, 0): [
-        (32, Tile(128, 32, 32, 4, 1, 3, 3)),
-        (64, Tile(128, 64, 64, 2, 2, 2, 2, 4)),
-        (1 << 30, Tile(128, 128, 64, 2, 2, 2, 3)),
-    ],
-    (True, 4, 0): [
-        (32, Tile(128, 32, 32, 4, 1, 2, 3)),
-        (64, Tile(256, 64, 32, 4, 1, 2, 1)),
-        (1 << 30, Tile(128, 128, 32, 2, 2, 2, 3)),
-    ],
-    (True, 4, 1): [(32, Tile(128, 32, 32, 4, 1, 2, 3)), (1 << 30, Tile(128, 64, 32, 4, 2, 2, 3, 2))],
-    (True, 4, 2): [(32, Tile(128, 32, 32, 4, 1, 2, 3)), (1 << 30, Tile(128, 64, 32, 2, 2, 2, 2, 3))],
-    (False, 2, 0): [(32, Tile(64, 32, 32, 4, 1, 2)), (1 << 30, Tile(64, 64, 32, 2, 2, 2))],
-    (False, 4, 0): [(32, Tile(64, 32, 16, 4, 1, 2)), (1 << 30, Tile(64, 64, 16, 2, 2, 2))],
-}
-# Of more than 32 channels, where other tiles would be too few to fill the GPU.
-FEW = {(True, 2, 0): Tile(64, 64, 64, 2, 2, 2, 2, 6)}
-# BM x BN: output x input channels; BK: places. Chosen by the larger of the two.
-WEIGHT_GRAD: dict[tuple[bool, int, int], list[tuple[int, Tile]]] = {
-    (True, 2, 0): [
-        (32, Tile(32, 32, 64, 2, 2, 2)),
-        (64, Tile(64, 64, 64, 2, 2, 2)),
-        (1 << 30, Tile(128, 128, 64, 2, 2, 2)),
-    ],
-    (True, 4, 0): [(32, Tile(32, 32, 64, 2, 2, 2)), (1 << 30, Tile(64, 64, 32, 2, 2, 2))],
-    (False, 2, 0): [(1 << 30, Tile(32, 32, 32, 2, 2, 2))],
-    (False, 4, 0): [(1 << 30, Tile(32, 32, 32, 2, 2, 2))],
-}
-# What a caller chose instead: (weight gradient?, output channels) -> tile. Tuning and tests.
-chosen: dict[tuple[bool, int], Tile] = {}
 # Keep the row numbers of 32 places together: a tile reads one stretch of memory and not one for each tap.
 grouped = True
-
-
-def tile_for(dtype: mx.Dtype, channels: int, places: int, *, weight: bool = False) -> Tile:
-    """The tile for `channels` output channels, for a weight gradient the larger count, over `places`."""
-    if chosen and (weight, channels) in chosen:
-        return chosen[weight, channels]
-    kind = on_cuda(), dtype.size, fp32_mode(dtype)
-    tile = _measured(*kind, channels, weight)
-    if weight or channels <= 32 or kind not in FEW:
-        return tile
-    return tile if places // tile.BM * blocks(channels, tile.BN) >= SPREAD else FEW[kind]
-
-
-@functools.lru_cache(maxsize=256)
-def _measured(cuda: bool, itemsize: int, mode: int, channels: int, weight: bool) -> Tile:
-    table = WEIGHT_GRAD if weight else FORWARD
-    shapes = table.get((cuda, itemsize, mode)) or table[cuda, itemsize, 0]
-    return next(tile for most, tile in shapes if channels <= most)
 
 
 # ---------------------------------------------------------------- ordered maps
@@ -168,12 +92,13 @@ def tap_tiles(
     size: tuple[int, ...] | None = None,
     active: int | None = None,
     keys: mx.array | None = None,
+    sort: bool = True,
 ) -> TapTiles:
     """Order one side of a kernel map: nbr (T, M) int32, -1 where there is no pair.
 
     sources: rows on the other side; a larger number in nbr is no pair. size: of the kernel, its product T.
     active: rows from here on have no pair; order and sums depend on it and not on M. keys: of a map that was
-    made with them.
+    made with them. sort: False leaves the rows as they are.
     """
     check_array("nbr", nbr, 2, mx.int32)
     taps, m = nbr.shape
@@ -189,7 +114,7 @@ def tap_tiles(
             m,
             active,
         )
-    if taps == 1:  # nothing to tell apart
+    if taps == 1 or not sort:  # nothing to tell apart
         order = mx.arange(m, dtype=mx.int32)
     else:
         if keys is None:
@@ -197,7 +122,7 @@ def tap_tiles(
             bit, window = tap_order(size if size is not None and whole else (taps,), active)
             groups = (blocks(m, MAX_THREADS), 1, 1)
             keys = launch("tap_keys", [nbr, bit], [m, taps, window], [(m,)], groups)[0]
-        order = mx.argsort(keys).astype(mx.int32)
+        order = mx.argsort(keys).view(mx.int32)
     ordered = (places // 32, taps, 32) if grouped else (taps, places)
     steps = (32 * taps, 32) if grouped else (32, places)
     shapes = [ordered, (places,), (places // 32, words)]
@@ -249,14 +174,28 @@ def input_grad(
 
     flip: the tiles are those of the output side of a map that is symmetric under t -> T - 1 - t.
     """
-    back = turned(w, flip=flip)
-    return product(ct.shape, back.shape, ct.dtype, tiles, False, plain=plain)(ct, back)
-
-
-def turned(w: mx.array, *, flip: bool) -> mx.array:
-    """The weight (Ci, T, Co) of the convolution that is the gradient of x; flip: taps the other way round."""
     check_array("weight", w, 3)
-    return mx.contiguous((w[:, ::-1] if flip else w).transpose(2, 1, 0))
+    shape = w.shape[2], w.shape[1], w.shape[0]
+    return product(ct.shape, shape, ct.dtype, tiles, False, plain=plain)(ct, turned(w, flip))
+
+
+def turned(w: mx.array, flip: bool) -> mx.array:
+    """The weight (Ci, T, Co) of which the input gradient is the convolution, Co padded to 16 bytes."""
+    outs, taps, red = w.shape
+    return _turn_call(factory(), w.dtype, outs, taps, red, flip)([w])[0]
+
+
+@functools.lru_cache(maxsize=512)
+def _turn_call(make: Factory, dtype: mx.Dtype, outs: int, taps: int, red: int, flip: bool) -> Launch:
+    vector = 16 // dtype.size
+    wide = blocks(outs, vector) * vector
+    return ready(
+        "turn_weight",
+        [outs, taps, red, wide, int(flip)],
+        [(red, taps, wide)],
+        (blocks(wide, 32) * blocks(red, 32), taps, 1),
+        dtype=dtype,
+    )
 
 
 def product(
@@ -351,14 +290,14 @@ def weight_grad(ct: mx.array, x: mx.array, tiles: TapTiles, *, plain: bool = Fal
     tile = tile_for(x.dtype, max(outs, red), tiles.places, weight=True)
     sizes = (x.shape[0], tiles.size, tiles.places, taps, red, outs, tiles.active, int(plain), *tiles.steps)
     call = _grad_call(factory(), x.dtype, tile, fp32_mode(x.dtype), sizes)
-    dw = sum_parts(call([left, right, tiles.nbr, tiles.rows, tiles.masks])[0], x.dtype)
+    dw = call([left, right, tiles.nbr, tiles.rows, tiles.masks])
     return dw if (outs, red) == (co, ci) else dw[:co, :, :ci]
 
 
 @functools.lru_cache(maxsize=2048)
 def _grad_call(
     make: Factory, dtype: mx.Dtype, tile: Tile, exact: int, sizes: tuple[int, ...]
-) -> Launch:
+) -> Callable[[Sequence[mx.array]], mx.array]:
     n, size, places, taps, red, outs, active, plain, *steps = sizes
     along = blocks(red, tile.BN)
     pieces = blocks(outs, tile.BM) * along
@@ -369,11 +308,11 @@ def _grad_call(
     runs = blocks(used, run)
     shape = tile.sizes()
     del shape["KEEP"]  # both sides stream
-    return ready(
+    parts = ready(
         "conv_tiles_grad",
         [n, size, places, taps, red, outs, run, along, plain, *steps],
         [(runs, outs, taps, red)],
-        (runs, taps, pieces),
+        (taps, runs, pieces),
         tile.threads,
         dtype=dtype,
         group_bytes=_bytes(dtype, tile.STAGES, (tile.BK, tile.BM), (tile.BK, tile.BN), True),
@@ -381,3 +320,11 @@ def _grad_call(
         EXACT=exact,
         **shape,
     )
+    total = ready(
+        "sum_parts",
+        [runs, outs * taps * red],
+        [(outs, taps, red)],
+        (blocks(outs * taps * red, MAX_THREADS), 1, 1),
+        dtype=dtype,
+    )
+    return lambda inputs: total(parts(inputs))[0]

@@ -26,7 +26,7 @@ from .arguments import check_index as check_index
 from .arguments import numbers as numbers
 from .arguments import read_ints as read_ints
 from .cuda_compile import NAME, machine_code
-from .cuda_text import launch_bounds, shared_memory, whole
+from .cuda_text import Bounds, launch_bounds, shared_memory, whole
 from .device import trace
 from .kernel_table import KERNELS as KERNELS
 from .kernel_table import Kernel as Kernel
@@ -83,7 +83,7 @@ def _cuda(
     source: str,
     header: str,
     group_bytes: int = 0,
-    bounds: tuple[int, int] | None = None,
+    bounds: Bounds | None = None,
 ) -> Any:
     dynamic = group_bytes > STATIC_BYTES
     more: dict[str, Any] = {"shared_memory": group_bytes} if dynamic else {}
@@ -134,7 +134,9 @@ def using(make: Factory) -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=256)
-def _built(make: Factory, name: str, group_bytes: int = 0, bounds: tuple[int, int] | None = None) -> Any:
+def _built(
+    make: Factory, name: str, group_bytes: int = 0, bounds: Bounds | None = None
+) -> Any:
     kernel = KERNELS[name]
     inputs, outputs = [*kernel.inputs, "dims"], list(kernel.outputs)
     more: dict[str, Any] = {"group_bytes": group_bytes, "bounds": bounds} if make is _cuda else {}
@@ -143,7 +145,7 @@ def _built(make: Factory, name: str, group_bytes: int = 0, bounds: tuple[int, in
 
 @functools.lru_cache(maxsize=1024)
 def _compiled(
-    name: str, values: tuple[tuple[str, Any], ...], group_bytes: int, bounds: tuple[int, int] | None
+    name: str, values: tuple[tuple[str, Any], ...], group_bytes: int, bounds: Bounds | None
 ) -> Any:
     """The kernel as CUDA machine code, called as _built's but without `template`; None: leave it to MLX."""
     made = machine_code(name, cuda_source(name, dict(values), group_bytes > 0, bounds))
@@ -160,7 +162,7 @@ def _compiled(
 
 
 def cuda_source(
-    name: str, values: dict[str, Any], dynamic: bool = False, bounds: tuple[int, int] | None = None
+    name: str, values: dict[str, Any], dynamic: bool = False, bounds: Bounds | None = None
 ) -> str:
     """CUDA text of kernel `name`. values: of its template, T as a dtype or its name."""
     kernel = KERNELS[name]
@@ -212,6 +214,7 @@ def ready(
     init: float | None = None,
     group_bytes: int = 0,
     fit: int = 0,
+    cluster: int = 1,
     **template: int,
 ) -> Launch:
     """Kernel `name` on `groups` threadgroups of `threads` threads, as a function of its inputs.
@@ -219,10 +222,11 @@ def ready(
     dims: the kernel's sizes, integers or int32 arrays of one or more of them. shapes: of the outputs.
     dtype: the template parameter T. init: what every output holds before, and where nothing is launched.
     group_bytes: threadgroup memory, where it can pass STATIC_BYTES on CUDA. fit: threadgroups that one
-    core shall hold, which limits registers on CUDA; 0: as the compiler finds.
+    core shall hold, which limits registers on CUDA; 0: as the compiler finds. cluster: neighbouring
+    threadgroups that share copies (stage.h; CUDA).
     """
     plan = _plan(
-        factory(), name, groups, threads, dtype, init, group_bytes, fit,
+        factory(), name, groups, threads, dtype, init, group_bytes, fit, cluster,
         tuple(map(tuple, shapes)), tuple(template.items()),
     )  # fmt: skip
     last = [] if plan.call is None else [sizes(name, dims)]
@@ -290,6 +294,7 @@ def _plan(
     init: float | None,
     group_bytes: int,
     fit: int,
+    cluster: int,
     shapes: tuple[tuple[int, ...], ...],
     template: tuple[tuple[str, int], ...],
 ) -> Plan:
@@ -324,7 +329,7 @@ def _plan(
         "template": [(parameter, values[parameter]) for parameter in kernel.template] or None,
         "init_value": init,
     }
-    bounds = (threads, fit) if fit else None
+    bounds = Bounds(threads, max(fit, 1), cluster) if fit or cluster > 1 else None
     dynamic = group_bytes if group_bytes > STATIC_BYTES else 0
     call = _compiled(name, tuple(values.items()), dynamic, bounds) if make is _cuda else None
     if call is None:

@@ -22,9 +22,15 @@ _clear: weakref.WeakValueDictionary[int, mx.array] = weakref.WeakValueDictionary
 
 def clear() -> mx.array:
     """The status of what was checked on the host. An array of its own: a trace tells inputs by identity."""
-    made = mx.array([0, 0, 0, 0, 0], mx.int32)
+    # Not from a list: on CUDA what the host writes past 8 bytes shares pages with what kernels read.
+    made = mx.broadcast_to(_zero(), (5,))
     _clear[id(made)] = made
     return made
+
+
+@functools.cache
+def _zero() -> mx.array:
+    return mx.array(0, mx.int32)
 
 
 def is_clear(status: mx.array) -> bool:

@@ -43,12 +43,15 @@ def block_sparse_attention(
     """
     for name, a in (("q", q), ("k", k), ("v", v)):
         check_float(name, a)
-        check_shape(name, a, (None,) * 4, " (Z, H, tokens, channels)")
+        if a.ndim != 4:
+            check_shape(name, a, (None,) * 4, " (Z, H, tokens, channels)")
     check_same_dtype(q=q, k=k, v=v)
     z, heads, m, d = q.shape
-    key_heads, n = k.shape[1], k.shape[2]
-    check_shape("k", k, (z, None, None, d), f" to fit q {tuple(q.shape)}")
-    check_shape("v", v, (z, key_heads, n, None), f" to fit k {tuple(k.shape)}")
+    key_z, key_heads, n, key_d = k.shape
+    if (key_z, key_d) != (z, d):
+        check_shape("k", k, (z, None, None, d), f" to fit q {tuple(q.shape)}")
+    if v.shape[:3] != k.shape[:3]:
+        check_shape("v", v, (z, key_heads, n, None), f" to fit k {tuple(k.shape)}")
     if key_heads == 0 or heads % key_heads:
         raise ShapeError(f"q has {heads} heads, k has {key_heads}; wanted a divisor of {heads}")
     if not isinstance(layout, BlockLayout):

@@ -14,15 +14,15 @@ import numpy as np
 
 from ..backend import kernel_bits, kernel_coords, kernel_sites
 from ..backend.host import require_values
-from ..backend.kernel_bits import Geometry, Marked
+from ..backend.kernel_bits import Geometry
 from ..backend.kernel_sites import Extent, Reached
 from ..engine.device_map import DeviceMap, Side, submanifold
 from ..engine.index import LIMIT, build_index
 from ..engine.sorting import bounds_of
 from ..errors import CapacityError, CoordinateRangeError, MLXSparseError
-from . import static
-from .geometry import Kernel, Triple, multiply
-from .keys import PADDING, Ahead, CoordinateMapKey, Record, check_duplicates, check_range, host_rows
+from . import ahead, static
+from .geometry import Kernel, Triple
+from .keys import PADDING, CoordinateMapKey, Record, check_duplicates, check_range, host_rows
 
 
 def inserted(
@@ -42,7 +42,10 @@ def inserted(
         extent = Extent((0, 0, 0), (1, 1, 1), batch_size or 0)
         return Record(coords, 0, stride, batch_size or 0, None, spatial_shape, False, extent)
     table = kernel_coords.hash_table(coords, rows=count)
-    repeated, ends = table.read()
+    root = (batch_size, stride, spatial_shape)
+    bounds = ahead.bounds(root)
+    plan = [] if bounds is None else ahead.planned(root, bounds, coords.shape[0])
+    marks, (repeated, ends, counts) = kernel_bits.counted(coords, ahead.boxes(plan), table)
     if validate and (_range_is_wrong(ends, batch_size, spatial_shape) or repeated):
         rows = host_rows(coords[:count])
         check_range(bounds_of(rows), batch_size, spatial_shape)  # the same errors as on the host
@@ -53,7 +56,10 @@ def inserted(
     size = int(ends[1, 0]) + 1 if batch_size is None else batch_size
     extent = kernel_sites.extent_between(ends, size)
     record = Record(coords, count, stride, size, None, spatial_shape, False, extent)
-    record.table = table
+    record.table, record.steps = table, root
+    ahead.seen(root, extent)
+    if bounds is not None and ahead.inside(extent, bounds):
+        record.ahead = ahead.chained(plan, marks, counts)
     return record
 
 
@@ -135,12 +141,6 @@ def _check_capacity(count: int, capacity: int | None) -> None:
 
 # ---------------------------------------------------------------- sets as bits
 
-# Strides that followed on strides before: a network asks for the same levels again, and their counts are then
-# read together. A wrong guess costs the marks of a level.
-_followed: dict[tuple[Triple, ...], Triple] = {}
-MOST_FOLLOWED = 64
-
-
 def _marked(
     source: Record,
     extent: Extent,
@@ -151,43 +151,25 @@ def _marked(
     capacity: int | None,
 ) -> Record:
     """As `derived`, by marking sites over their bounds."""
-    parents = support == "parents"
-    known = source.ahead if parents else None
-    if known is not None and known.stride == geometry.stride:
-        marks, count, ahead = known.marks, known.rows, known.then
-        source.ahead = None
-    else:
-        marks = kernel_bits.marked(source.coords, extent, geometry)
-        levels = _levels_ahead(source, geometry.stride) if parents and capacity is None else []
-        (count, outside), *counts = kernel_bits.counted([marks, *(m for _, m in levels)])
-        _check_inside(outside, support, extent)
-        ahead = None
-        for (step, further), (number, _) in reversed([*zip(levels, counts)]):
-            ahead = Ahead(step, further, number, ahead)
-    _check_capacity(count, capacity)
-    coords = kernel_bits.sites(marks, count if capacity is None else capacity)
-    record = Record(coords, count, lattice, source.batch_size, None, bounds, capacity is not None, extent)
-    record.presorted, record.marks, record.ahead = True, marks, ahead
-    if parents:
-        record.steps = (*source.steps, geometry.stride)
-        if len(_followed) >= MOST_FOLLOWED:
-            _followed.clear()
-        _followed[source.steps] = geometry.stride
+    known, source.ahead = source.ahead, None
+    if known is None or known.step != geometry:
+        plan = [(geometry, extent, geometry)]
+        if capacity is None:
+            plan = ahead.planned(source.steps, source.extent, source.coords.shape[0], geometry)
+        marks, (_, _, counts) = kernel_bits.counted(source.coords, ahead.boxes(plan))
+        _check_inside(counts[0][1], support, extent)
+        known = ahead.chained(plan, marks, counts)
+        assert known is not None
+    _check_capacity(known.rows, capacity)
+    coords = kernel_bits.sites(known.marks, known.rows if capacity is None else capacity)
+    record = Record(
+        coords, known.rows, lattice, source.batch_size, None, bounds, capacity is not None, known.marks.extent
+    )
+    record.presorted, record.marks = True, known.marks
+    if capacity is None:
+        record.ahead, record.steps = known.then, (*source.steps, geometry)
+        ahead.followed(source.steps, geometry)
     return record
-
-
-def _levels_ahead(source: Record, stride: Triple) -> list[tuple[Triple, Marked]]:
-    """Marks of the parents' parents and so on that followed on these the last time."""
-    levels: list[tuple[Triple, Marked]] = []
-    steps, whole = (*source.steps, stride), stride
-    while (step := _followed.get(steps)) is not None and len(levels) < 8:
-        whole = multiply(whole, step)
-        extent = kernel_sites.reached_extent(source.extent, whole, whole, (0, 0, 0), (1, 1, 1), True)
-        if not kernel_bits.worthwhile(extent, source.coords.shape[0]):
-            break
-        levels.append((step, kernel_bits.marked(source.coords, extent, Geometry(whole, whole))))
-        steps = (*steps, step)
-    return levels
 
 
 Tables: TypeAlias = "tuple[Callable[[], mx.array], Callable[[], mx.array]]"  # of the output, the input side
@@ -233,9 +215,15 @@ def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
                 source.table, target.coords, kernel.size, kernel.stride, kernel.padding, kernel.dilation
             )
         tables = (lambda: found.nbr), (lambda: found.back)
+    marks, tiles = target.marks, None
+    if marks is not None and kernel.covers_once and kernel.volume <= kernel_bits.MOST_WINDOW_TAPS:
+        coords, stride, active = source.coords, kernel.stride, source.known
+        tiles = lambda: kernel_bits.tiles_of_windows(coords, marks, stride, rows_out, active)  # noqa: E731
+    # Small windows in their order share most taps: a sort would cost more than it saves.
+    sort = not kernel.covers_once or kernel.volume > 8
     return DeviceMap(
-        Side(tables[0], rows_in, kernel.size, target.active),
-        Side(tables[1], rows_out, kernel.size, source.active),
+        Side(tables[0], rows_in, kernel.size, target.active, sort=sort),
+        Side(tables[1], rows_out, kernel.size, source.active, tiles=tiles),
         source.active,
         target.active,
     )

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import mlx.core as mx
 import numpy as np
 
 from ..backend.device import executor
 from ..backend.host import require_values, to_mlx, view
-from ..backend.kernel_bits import Marked
+from ..backend.kernel_bits import Marked, counted
 from ..backend.kernel_coords import CoordTable, hash_table
 from ..backend.kernel_items import item_segments
 from ..backend.kernel_rows import Segments
-from ..backend.kernel_sites import Extent, Reached, box_of, extent_of
+from ..backend.kernel_sites import Extent, Reached, box_of, extent_between
 from ..backend.library import begin
 from ..backend.status import clear
 from ..engine.device_map import identity
 from ..engine.index import LIMIT, CoordIndex, build_index
 from ..engine.sorting import Bounds, Packed
 from ..errors import CapacityError, CoordinateRangeError, DTypeError, DuplicateCoordinatesError, ShapeError
+from .ahead import Ahead, Steps
 from .geometry import Kernel, Triple
 from .kernel_map import KernelMap
 
@@ -30,15 +32,6 @@ if TYPE_CHECKING:
 
 PADDING = (-1, 0, 0, 0)  # coordinates of a padding row
 Rule: TypeAlias = tuple[Any, ...]
-
-
-class Ahead(NamedTuple):
-    """Parents of a set that were marked and counted together with the set itself."""
-
-    stride: Triple
-    marks: Marked
-    rows: int
-    then: Ahead | None  # theirs
 
 
 class Record:
@@ -76,8 +69,8 @@ class Record:
         # The same on a GPU: what their window map is made from.
         self.windows: dict[Triple, tuple[weakref.ref[Record], Reached]] = {}
         self.marks: Marked | None = None  # on a GPU: the rows as bits, in their order
-        self.ahead: Ahead | None = None  # on a GPU: parents of these rows that were counted in advance
-        self.steps: tuple[Triple, ...] = ()  # strides of the parents that led here
+        self.ahead: Ahead | None = None  # on a GPU: a set made from these rows that was counted in advance
+        self.steps: Steps = ()  # what led here (ahead.py)
         # By output record, held weakly (a map dies with either end), then executor and kernel.
         self.maps: weakref.WeakKeyDictionary[Record, dict[tuple[str, Kernel], KernelMap]]
         self.maps = weakref.WeakKeyDictionary()
@@ -134,9 +127,8 @@ class Record:
     def batch_counts(self) -> mx.array:
         """(B,) int32 rows of each batch item."""
         if self._counts is None and (self.known is None or self.batch_size <= 256):
-            items = mx.arange(self.batch_size, dtype=mx.int32)
             # Not begun: few calls read it.
-            return (self.coords[:, :1] == items[None]).sum(axis=0).astype(mx.int32)
+            return (self.coords[:, :1] == _numbers(self.batch_size)).sum(axis=0)
         return to_mlx(self.counts.astype(np.int32))
 
     @cached_property
@@ -153,8 +145,18 @@ class Record:
     def extent(self) -> Extent:
         """Bounds of the active coordinates; reads them where they are not known."""
         if self._extent is None:
-            self._extent = extent_of(self.coords[: self.count], self.batch_size)
+            if self.count == 0:
+                self._extent = Extent((0, 0, 0), (1, 1, 1), self.batch_size)
+            else:
+                table = hash_table(self.coords, rows=self.count)  # whose kernel finds them
+                self._extent = extent_between(counted(self.coords, [], table)[1].ends, self.batch_size)
+                self.__dict__.setdefault("table", table)
         return self._extent
+
+
+@functools.lru_cache(maxsize=64)
+def _numbers(count: int) -> mx.array:
+    return mx.array([[*range(count)]], mx.int32)
 
 
 def host_rows(coords: mx.array) -> np.ndarray:

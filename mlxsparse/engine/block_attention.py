@@ -6,6 +6,7 @@ key or value that is not finite becomes NaN, others do not.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import mlx.core as mx
@@ -31,7 +32,7 @@ def attention(
     run: Any = block_kernel if executor() == "kernel" else _Host
     held: dict[str, Any] = {}  # what the forward pass leaves for the gradients
     shape = (*q.shape[:3], v.shape[3])
-    size = int(np.prod(shape))
+    size = math.prod(shape)
 
     def both(q: mx.array, k: mx.array, v: mx.array, *bias: mx.array) -> tuple[mx.array, mx.array]:
         now = added._replace(rpe=bias[0]) if bias else added

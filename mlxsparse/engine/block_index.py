@@ -93,6 +93,7 @@ class BlockIndex:
         self.grid, self.block, self.shape = grid, block, shape
         self.heads, self.rows, self.cols = heads, rows, cols
         self.groups: dict[tuple[int, ...], Any] = {}  # sdd_groups, tile_lists, with_heads
+        self.plans: dict[tuple[Any, ...], Any] = {}  # what a call derives from all but its arrays' values
 
     @property
     def nnz(self) -> int:
@@ -144,6 +145,12 @@ class BlockIndex:
     @cached_property
     def col_tables(self) -> Tables:
         return _tables(self.by_col)
+
+    @cached_property
+    def row_order(self) -> mx.array:
+        """(H * R,) int32: the block rows of each head, those with most blocks first."""
+        counts = np.diff(self.by_row.ptr).reshape(self.grid[:2])
+        return mx.array(np.argsort(-counts, axis=1, kind="stable").reshape(-1).astype(np.int32))
 
     @cached_property
     def places(self) -> np.ndarray:

@@ -13,7 +13,7 @@ from ..backend import kernel_block_tiles, kernel_blocks
 from ..backend.kernel_block_tiles import Sizes
 from ..backend.kernel_blocks import DDS, DSD, SDD, Addends, Lines, Tile
 from ..backend.kernel_conv import FP32_MODES, fp32_mode
-from ..backend.library import blocks, filled
+from ..backend.library import blocks, factory, filled
 from .block_index import BlockIndex, Side
 from .block_lists import tile_lists
 from .tables import integers
@@ -70,15 +70,22 @@ def sdd_groups(index: BlockIndex, per_group: int, sub: int) -> Lines:
 
 
 def _tiled(
-    mode: int, a: mx.array, b: mx.array, index: BlockIndex, side: Side, width: int, ta: bool, tb: bool
+    mode: int, a: mx.array, b: mx.array, index: BlockIndex, by_row: bool, ta: bool, tb: bool
 ) -> mx.array | None:
-    """A product in large tiles, None where it has none."""
-    sizes = Sizes(index.nnz, side.size, side.other_size, side.extent, side.other_extent)
-    tile = kernel_block_tiles.block_tile(mode, sizes, width, a.dtype)
-    if tile is None:
-        return None
-    lists = tile_lists(index, side, mode, tile)
-    return kernel_block_tiles.block_tiles(mode, a, b, lists, sizes, ta, tb, index.grid[0], tile)
+    """A product in large tiles, None where it has none; all but the arrays is kept with the layout."""
+    key = (factory(), mode, ta, tb, a.dtype, *a.shape, *b.shape)
+    run = index.plans.get(key, index)
+    if run is index:
+        dense, turned = (b, tb) if mode == DSD else (a, ta != (mode == DDS))
+        side, width = index.by_row if by_row else index.by_col, dense.shape[2 if turned else 3]
+        sizes = Sizes(index.nnz, side.size, side.other_size, side.extent, side.other_extent)
+        tile = kernel_block_tiles.block_tile(mode, sizes, width, a.dtype)
+        run = None
+        if tile is not None:
+            lists = tile_lists(index, side, mode, tile)
+            run = kernel_block_tiles.block_tiles(mode, a, b, lists, sizes, ta, tb, index.grid[0], tile)
+        index.plans[key] = run
+    return None if run is None else run(a, b)
 
 
 class _Kernel:
@@ -87,7 +94,7 @@ class _Kernel:
     def sdd(self, a: mx.array, b: mx.array, index: BlockIndex, ta: bool, tb: bool, dense: bool) -> mx.array:
         if dense:
             return pack(_product(_seen(a, ta), _seen(b, tb)), index)
-        found = _tiled(SDD, a, b, index, index.by_row, a.shape[2 if ta else 3], ta, tb)
+        found = _tiled(SDD, a, b, index, True, ta, tb)
         if found is not None:
             return found
         tile = kernel_blocks.tile_of(SDD, index.block[0], a.dtype, tb)
@@ -98,20 +105,20 @@ class _Kernel:
     def dsd(self, s: mx.array, b: mx.array, index: BlockIndex, ta: bool, tb: bool, dense: bool) -> mx.array:
         if dense:
             return _product(_seen(unpack(s, index, 0.0), ta), _seen(b, tb))
-        side = index.by_col if ta else index.by_row
-        found = _tiled(DSD, s, b, index, side, b.shape[2 if tb else 3], ta, tb)
+        found = _tiled(DSD, s, b, index, not ta, ta, tb)
         if found is not None:
             return found
+        side = index.by_col if ta else index.by_row
         tile = kernel_blocks.tile_of(DSD, side.size, b.dtype, tb)
         return kernel_blocks.block_gemm(DSD, s, b, _lines(index, side), ta, tb, index.grid[0], tile)
 
     def dds(self, a: mx.array, s: mx.array, index: BlockIndex, ta: bool, tb: bool, dense: bool) -> mx.array:
         if dense:
             return _product(_seen(a, ta), _seen(unpack(s, index, 0.0), tb))
-        side = index.by_row if tb else index.by_col
-        found = _tiled(DDS, a, s, index, side, a.shape[3 if ta else 2], ta, tb)
+        found = _tiled(DDS, a, s, index, tb, ta, tb)
         if found is not None:
             return found
+        side = index.by_row if tb else index.by_col
         tile: Tile = kernel_blocks.tile_of(DDS, side.size, a.dtype, not ta)
         return kernel_blocks.block_gemm(DDS, a, s, _lines(index, side), ta, tb, index.grid[0], tile)
 
@@ -239,15 +246,24 @@ def attention(
     In one kernel where the channels fit; else through scores of the stored blocks, in float32.
     """
     terms = added.rpe is not None or added.q_segments is not None or added.causal is not None
-    tile = kernel_blocks.flash_tile(
-        q.shape[3], v.shape[3], index.block, scale, q.dtype, terms
-    ) or kernel_blocks.attention_tile(max(q.shape[3], v.shape[3]), index.block[0], q.dtype)
+    key = (factory(), scale, q.dtype, *q.shape, *k.shape, *v.shape)
+    run = None if terms or added.keys is not None else index.plans.get(key)
+    if run is not None:
+        out, lse = run(q, k, v)
+        return out, lse
+    flash = kernel_blocks.flash_tile(
+        q.shape[3], v.shape[3], index.block, scale, q.dtype, terms, added.keys is not None
+    )
+    tile = flash or kernel_blocks.attention_tile(max(q.shape[3], v.shape[3]), index.block[0], q.dtype)
     if tile is not None and not added.packed and 0 not in (*q.shape, *k.shape, *v.shape):
-        marks = kernel_blocks.block_marks(k, v, added.keys)
-        lines = _lines(index, index.by_row)
-        return kernel_blocks.block_attend(
-            q, k, v, scale, marks, _addends(added, None), lines, index.grid[0], tile
-        )
+        marks = None if flash and not flash.marks else kernel_blocks.block_marks(k, v, added.keys)
+        order = index.row_order if flash else None
+        lines, addends = _lines(index, index.by_row), _addends(added, None)
+        run = kernel_blocks.block_attend(q, k, v, scale, marks, addends, lines, index.grid[0], tile, order)
+        if marks is None:  # all but q, k and v belongs to the layout
+            index.plans[key] = run
+        out, lse = run(q, k, v)
+        return out, lse
     index, k, v, addends = _prepared(q, k, v, added, index)
     p, lse = _probabilities(q, k, scale, addends, index)
     return KERNEL.dsd(p, _widened(v, q.shape[1]), index, False, False, False), lse

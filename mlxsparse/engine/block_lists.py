@@ -9,6 +9,8 @@ from ..backend.kernel_blocks import SDD
 from .block_index import BlockIndex, Side
 from .tables import integers
 
+ALIKE = 1 << 26  # pieces of lines x places up to which those that share blocks are looked for
+
 
 def tile_lists(index: BlockIndex, side: Side, mode: int, tile: BlockTile) -> TileLists:
     """Lists of a product's tiles over the lines of `side`; kept."""
@@ -24,21 +26,21 @@ def tile_lists(index: BlockIndex, side: Side, mode: int, tile: BlockTile) -> Til
 def merged(side: Side, heads: int, piece: int, together: int) -> tuple[np.ndarray, ...]:
     """line (groups, together), ptr, block (entries, together), other of dsd and dds; the longest list first.
 
-    A group is `together` neighbouring pieces of lines of one head.
+    A group is `together` (1, 2 or 4) pieces of lines of one head, which share many places.
     """
     parts = side.size // piece
     units = side.lines * parts
     per_head = -(-units // together)
     groups = heads * per_head
-    line = np.full((heads, per_head * together), -1, np.int64)
-    line[:, :units] = np.arange(heads * units).reshape(heads, units)
-    line = line.reshape(groups, together)
+    places = max(1, -(-side.other_extent // side.other_size))
+    order = _together(side, heads, parts, places, per_head * together, together)
+    line = np.where(order < units, np.arange(heads)[:, None] * units + order, -1).reshape(groups, together)
+    seat = np.argsort(order, axis=1)  # of each piece in its head
     counts = np.diff(side.ptr)
     at = np.repeat(np.arange(len(counts)), counts)  # line of each entry
     head, first = at // side.lines, at % side.lines * parts
-    unit = first[:, None] + np.arange(parts)
+    unit = seat[head[:, None], first[:, None] + np.arange(parts)]
     group = head[:, None] * per_head + unit // together
-    places = max(1, -(-side.other_extent // side.other_size))
     keys = group * places + side.other.astype(np.int64)[:, None]
     # Groups are numbered by the length of their merged list.
     length = np.bincount(np.unique(keys) // places, minlength=groups)
@@ -50,6 +52,44 @@ def merged(side: Side, heads: int, piece: int, together: int) -> tuple[np.ndarra
     block[entry.reshape(-1), (unit % together).reshape(-1)] = np.repeat(side.block, parts)
     ptr = np.concatenate(([0], np.cumsum(length[order])))
     return line[order], ptr, block, found % places
+
+
+def _together(
+    side: Side, heads: int, parts: int, places: int, seats: int, together: int
+) -> np.ndarray:
+    """(heads, seats): the pieces of a head, each `together` of which share many places; last, none."""
+    units = side.lines * parts
+    found = np.tile(np.arange(seats), (heads, 1))
+    if together == 1 or heads * units * places > ALIKE:
+        return found
+    for head, order in enumerate(found):
+        ptr = side.ptr[head * side.lines : (head + 1) * side.lines + 1]
+        sets = np.zeros((seats, places), np.float32)
+        line = np.repeat(np.arange(side.lines), np.diff(ptr))
+        for part in range(parts):
+            sets[line * parts + part, side.other[ptr[0] : ptr[-1]]] = 1
+        size = 1
+        while size < together:
+            pairs = _alike(sets)
+            order[:] = order.reshape(-1, size)[pairs].reshape(-1)
+            sets = np.maximum(sets[pairs[0::2]], sets[pairs[1::2]])
+            size *= 2
+        order[:] = np.sort(order.reshape(-1, together), axis=1).reshape(-1)
+    return found
+
+
+def _alike(sets: np.ndarray) -> np.ndarray:
+    """The rows of 0 and 1 in pairs of those that share most; an even number of them, 64 at a time."""
+    found = []
+    for first in range(0, len(sets), 64):
+        some = sets[first : first + 64]
+        shared = np.where(np.arange(len(some))[:, None] < np.arange(len(some)), some @ some.T, -1)
+        for _ in range(len(some) // 2):
+            pair = np.divmod(int(shared.argmax()), len(some))
+            found += [first + int(i) for i in pair]
+            shared[list(pair)] = -1
+            shared[:, list(pair)] = -1
+    return np.array(found, np.int64)
 
 
 def scattered(index: BlockIndex, tile: BlockTile) -> tuple[np.ndarray, ...]:

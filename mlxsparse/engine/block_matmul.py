@@ -87,13 +87,15 @@ def products() -> Products:
 
 def takes_dense(index: BlockIndex, path: str | None) -> bool:
     """Whether the whole matrix is multiplied: where `path` says so, by default above a measured density."""
-    if path is None:
-        limit = (DENSE_DENSITY_SMALL if min(index.block) < 16 else DENSE_DENSITY)[executor()]
-        dense = index.nnz > limit * max(1, math.prod(index.grid))
-    else:
-        dense = path == "dense"
-    trace(f"block product: {'dense' if dense else 'blocks'} path for {index.nnz} of {index.grid}", once=True)
-    return dense
+    on = executor()
+    held: bool | None = index.plans.get((path, on))
+    if held is None:
+        limit = (DENSE_DENSITY_SMALL if min(index.block) < 16 else DENSE_DENSITY)[on]
+        held = index.nnz > limit * max(1, math.prod(index.grid)) if path is None else path == "dense"
+        index.plans[path, on] = held
+        way = "dense" if held else "blocks"
+        trace(f"block product: {way} path for {index.nnz} of {index.grid}", once=True)
+    return held
 
 
 def sdd(a: mx.array, b: mx.array, index: BlockIndex, ta: bool, tb: bool, path: str | None = None) -> mx.array:

@@ -13,6 +13,8 @@ from ..backend.kernel_tiles import TapTiles, tap_tiles
 from ..backend.library import begin, numbers
 from .neighbors import TapPairs
 
+BEGUN = 1 << 18  # rows from which on a GPU is kept busy while the host goes on: starting costs as well
+
 
 class Side:
     """One side of a map: the row on the other side of each tap and row."""
@@ -24,9 +26,13 @@ class Side:
         size: tuple[int, ...],
         count: int | mx.array,
         keys: mx.array | None = None,
+        tiles: Callable[[], TapTiles] | None = None,
+        sort: bool = True,
     ):
         self._make = make
+        self._make_tiles = tiles  # where they are made without the table
         self._keys = keys  # by which tiles order the rows, where they were made with the table
+        self._sort = sort  # whether tiles reorder rows
         self.sources = sources  # rows on the other side
         self.size = size  # of the kernel
         self.count = count  # active rows of this side: what follows them has no pair
@@ -39,10 +45,14 @@ class Side:
     @cached_property
     def tiles(self) -> TapTiles:
         """The table in the order that tiles use."""
-        active = self.count if isinstance(self.count, int) else None
-        tiles = tap_tiles(self.table, self.sources, self.size, active, self._keys)
-        self._keys = None
-        begin(*tiles[:3])
+        if self._make_tiles is not None:
+            tiles = self._make_tiles()
+        else:
+            active = self.count if isinstance(self.count, int) else None
+            tiles = tap_tiles(self.table, self.sources, self.size, active, self._keys, self._sort)
+        self._keys = self._make_tiles = None
+        if tiles.size >= BEGUN:
+            begin(*tiles[:3])
         return tiles
 
     @property

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from mlxsparse.backend import kernel_bits
-from mlxsparse.coords import CoordinateManager
+from mlxsparse.backend.kernel_sites import Extent
+from mlxsparse.coords import CoordinateManager, ahead
 from mlxsparse.coords.geometry import Kernel
+from mlxsparse.errors import CapacityError, CoordinateRangeError, DuplicateCoordinatesError
 
 from . import test_operators
 from .test_operators import cloud, kernels, on_the_cpu  # noqa: F401
@@ -49,16 +51,99 @@ def test_gpu_levels_equal_the_hosts(bits: bool, monkeypatch: pytest.MonkeyPatch)
             np.testing.assert_array_equal(a, b)
 
 
-def test_gpu_counts_levels_ahead_in_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlxsparse.coords import device
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sets that each read counts; nothing is known yet."""
+    found: list[int] = []
+    counted = kernel_bits.counted
 
+    def count(coords, sets, table=None):
+        found.append(len(sets))
+        return counted(coords, sets, table)
+
+    monkeypatch.setattr(kernel_bits, "counted", count)
+    monkeypatch.setattr(ahead, "_followed", {})
+    monkeypatch.setattr(ahead, "_bounds", {})
+    return found
+
+
+def test_gpu_counts_levels_ahead_in_one_read(reads: list[int]) -> None:
     x = cloud(60, 2)
-    reads: list[int] = []
-    read = kernel_bits.counted
-    monkeypatch.setattr(kernel_bits, "counted", lambda sets: reads.append(len(sets)) or read(sets))
-    monkeypatch.setattr(device, "_followed", {})
+    wanted = levels(x.coords, (2, 2, 2), x.num_active)
     with kernels():
-        for wanted in ([1, 1, 1], [3]):
+        for expected in ([0, 1, 1, 1], [3], [3]):
             reads.clear()
-            levels(x.coords, (2, 2, 2), x.num_active)
-            assert reads == wanted
+            got = levels(x.coords, (2, 2, 2), x.num_active)
+            assert reads == expected
+            for a, b in zip(got, wanted, strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+def test_gpu_guesses_that_are_wrong_change_nothing(reads: list[int]) -> None:
+    """Other strides than the last time, other bounds, no level at all."""
+    x = cloud(60, 2)
+    far = x.coords + mx.array([0, 3, -200, 5], mx.int32) * (x.coords[:, :1] >= 0)
+    near = x.coords
+    for strides, coords in ((2, 2), near), ((2, 3), near), ((3,), near), ((2, 2), far), ((2, 2), far):
+        rows = x.num_active
+        wanted = levels(coords, strides, rows)
+        with kernels():
+            got = levels(coords, strides, rows)
+        for a, b in zip(got, wanted, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert reads == [0, 1, 1] + [2, 1] + [2, 1] + [1, 2, 1] + [2]
+    reads.clear()
+    with kernels():
+        for _ in range(3):
+            CoordinateManager().insert(far, active_rows=x.num_active, batch_size=3)
+    assert reads == [2, 2, 0]
+
+
+def test_gpu_touched_sets_are_counted_ahead(reads: list[int]) -> None:
+    x = cloud(60, 2)
+
+    def run() -> list[np.ndarray]:
+        manager = CoordinateManager()
+        key = manager.insert(x.coords, active_rows=x.num_active, batch_size=3)
+        first = manager.stride(key, 2, kernel_size=3, padding=1, support="touched")
+        second = manager.stride(first, 2)
+        return [np.array(first.coords), np.array(second.coords)]
+
+    wanted = run()
+    with kernels():
+        for expected in ([0, 1, 1], [1, 1], [1, 1]):
+            reads.clear()
+            for a, b in zip(run(), wanted, strict=True):
+                np.testing.assert_array_equal(a, b)
+            assert reads == expected
+
+
+def test_gpu_checks_do_not_depend_on_guesses(reads: list[int]) -> None:
+    x = cloud(60, 2)
+    rows = np.array(x.coords)[: x.num_active]
+    twice, low, late = rows.copy(), rows.copy(), rows.copy()
+    twice[5], low[3, 0], late[2, 0] = twice[1], -1, 3
+    with kernels():
+        for _ in range(2):
+            manager = CoordinateManager()
+            manager.stride(manager.insert(rows, batch_size=3), 2)
+            with pytest.raises(DuplicateCoordinatesError):
+                manager.insert(twice, batch_size=3)
+            for wrong in (low, late):
+                with pytest.raises(CoordinateRangeError):
+                    manager.insert(wrong, batch_size=3)
+        key = manager.insert(rows, batch_size=3)
+        with pytest.raises(CapacityError):
+            manager.stride(key, 2, capacity=3)
+
+
+def test_gpu_bounds_that_are_expected_grow_and_shrink(reads: list[int]) -> None:
+    one, far = Extent((0, 0, 0), (10, 10, 10), 2), Extent((0, 4, 0), (10, 10, 10), 2)
+    ahead.seen((1,), one)
+    ahead.seen((1,), far)
+    assert ahead.bounds((1,)) == Extent((0, 0, 0), (10, 14, 10), 2)
+    ahead.seen((1,), one)
+    assert ahead.bounds((1,)) == Extent((0, 0, 0), (10, 14, 10), 2)
+    small = Extent((1, 1, 1), (3, 3, 3), 1)
+    ahead.seen((1,), small)
+    assert ahead.bounds((1,)) == small

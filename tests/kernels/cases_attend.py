@@ -121,15 +121,46 @@ def attend(
         tile = kernel_blocks.FlashTile(*flash)
     assert tile is not None
     lines = block_kernel._lines(index, index.by_row)
+    order = index.row_order if flash else None
 
     def run() -> list[mx.array]:
-        marks = kernel_blocks.block_marks(k, v, keys)
-        return [*kernel_blocks.block_attend(q, k, v, 0.3, marks, addends, lines, index.grid[0], tile)]
+        marks = None if flash and not tile.marks else kernel_blocks.block_marks(k, v, keys)
+        made = kernel_blocks.block_attend(q, k, v, 0.3, marks, addends, lines, index.grid[0], tile, order)
+        return made(q, k, v)
 
     y, lse = run()
     close(y, wanted, dtype, "y")
     assert np.allclose(np.array(lse), wanted_lse, atol=10 * TOLERANCE[dtype]), "lse"
     repeats(run, 2)
+
+
+def not_finite(dtype: mx.Dtype, flash: tuple[int, ...]) -> None:
+    """Queries that see a key or value which is not finite are NaN, no other."""
+    block, heads, rows = flash[1], 2, 3
+    mask = mask_of(7, heads, rows, 4, 0.6)
+    shape = (rows * block - 3, 4 * block - 5)
+    index = index_of(mask, (block, block), shape)
+    (m, n), d = shape, flash[0] - 8
+    q, q64 = values(1, (1, heads, m, d), dtype)
+    k, k64 = values(2, (1, 1, n, d), dtype)
+    v, v64 = values(3, (1, 1, n, d), dtype)
+    whole = oracle.element_mask(mask, (block, block), shape)[None]
+    wanted, wanted_lse = oracle.attention(q64, k64, v64, whole, 0.3)
+    lines = block_kernel._lines(index, index.by_row)
+    tile = kernel_blocks.FlashTile(*flash)
+    for of, bad in ((k, np.inf), (k, -np.inf), (k, NAN), (v, np.inf), (v, -np.inf), (v, NAN)):
+        at = (np.arange(n) == block + 1)[:, None] & (np.arange(d) == d - 1)
+        spoiled = mx.where(mx.array(at), mx.array(bad, dtype), of)
+        arrays = (spoiled, v) if of is k else (k, spoiled)
+        y, lse = kernel_blocks.block_attend(
+            q, *arrays, 0.3, None, Addends(), lines, heads, tile, index.row_order
+        )(q, *arrays)
+        hit = whole[..., block + 1]
+        got, got_lse = np.array(y.astype(mx.float32)), np.array(lse)
+        assert np.isnan(got[hit]).all() and np.isnan(got_lse[hit]).all(), f"{bad} is not seen"
+        assert np.isfinite(got[~hit]).all(), f"{bad} is seen by others"
+        assert np.abs(got - wanted)[~hit].max() < TOLERANCE[dtype] * np.abs(wanted).max()
+        assert np.allclose(got_lse[~hit], wanted_lse[~hit], atol=10 * TOLERANCE[dtype])
 
 
 def bad_tables(dtype: mx.Dtype) -> None:
@@ -144,7 +175,7 @@ def bad_tables(dtype: mx.Dtype) -> None:
         tile = kernel_blocks.attention_tile(8, 16, dtype)
         assert tile is not None
         marks = kernel_blocks.block_marks(k, k, None)
-        y, _ = kernel_blocks.block_attend(q, k, k, 1.0, marks, Addends(), lines, 1, tile)
+        y, _ = kernel_blocks.block_attend(q, k, k, 1.0, marks, Addends(), lines, 1, tile)(q, k, k)
         close(y, oracle.attention(q64, k64, k64, keep, 1.0)[0], dtype, "attend")
         y, _ = kernel_blocks.block_softmax(x, single(np.ones(1)), Addends(), lines, 1)
         wanted = np.stack([oracle.masked_softmax(x64[0, 0], np.ones((16, 16), bool))[0], np.zeros((16, 16))])
@@ -186,17 +217,23 @@ for _name, _dtype in DTYPES.items():
     CASES[f"marks-{_name}"] = partial(marks, _dtype)
     if _name != "f32":
         CASES[f"attend_128-{_name}"] = partial(attend, _dtype, ("padding",), (32, 64), 128, rows=1)
-        for _terms, _hold, _stages in ((0, 1, 2), (1, 0, 3)):
-            _tile = (32, 16, 16, 1, _stages, _hold, _terms)
-            _kinds = ALL if _terms else ("padding",)
-            CASES[f"flash{'_all' * _terms}-{_name}"] = partial(
+        for _what, _kinds, _hold, _stages, _terms, _marks in (
+            ("", ("padding",), 1, 2, 0, 1), ("_all", ALL, 0, 3, 1, 1), ("_plain", (), 1, 3, 0, 0)
+        ):  # fmt: skip
+            _tile = (32, 16, 16, 1, _stages, _hold, _terms, _marks)
+            CASES[f"flash{_what}-{_name}"] = partial(
                 attend, _dtype, _kinds, (16, 32), 24, 32, 4, 2, _terms == 0, flash=_tile
             )
+        CASES[f"flash_not_finite-{_name}"] = partial(not_finite, _dtype, (32, 16, 16, 1, 2, 0, 0, 0))
         if LARGE:
-            CASES[f"flash_64-{_name}"] = partial(
-                attend, _dtype, (), (64, 64), 64, heads=4, cut=(0, 0), flash=(64, 64, 64, 4, 2, 1, 0)
-            )
-            CASES[f"flash_128-{_name}"] = partial(
-                attend, _dtype, ALL, (128, 128), 128, heads=4, flash=(128, 128, 64, 8, 2, 1, 1)
-            )
+            for _dim, _size in ((64, 64), (128, 64), (64, 128), (128, 128)):
+                for _terms, _marks in ((0, 0), (1, 1)):
+                    _shape = kernel_blocks.flash_shape(_dim, _size, _terms, _marks)
+                    CASES[f"flash_{_dim}_{_size}{'_all' * _terms}-{_name}"] = partial(
+                        attend, _dtype, ALL if _terms else (), (_size, _size), _dim - 8 * _terms, heads=4,
+                        cut=(0, 0) if _dim > 64 else (3, 5), flash=_shape,
+                    )  # fmt: skip
+                CASES[f"flash_not_finite_{_dim}_{_size}-{_name}"] = partial(
+                    not_finite, _dtype, kernel_blocks.flash_shape(_dim, _size, 0, 0)
+                )
             CASES[f"attend_128_rows-{_name}"] = partial(attend, _dtype, (), (128, 128), 64, heads=4)

@@ -23,6 +23,39 @@ def mark(c: np.ndarray, geometry, bounds=None, forward: bool = True) -> tuple[mx
     return coords, kb.marked(coords, extent, kb.Geometry(*geometry, bounds, forward))
 
 
+def counts(made: kb.Marked) -> tuple[int, int]:
+    count, outside = np.array(made.found).tolist()
+    return count, outside
+
+
+def together() -> None:
+    """Several sets at once are what each is alone."""
+    for n in (1, sized(200, 20_000)):
+        c = sites(47, n, sized(40, 120))
+        coords = integers(np.concatenate([c, PADDING]))
+        table = kc.hash_table(coords, rows=len(c))
+        boxes = []
+        for geometry in (
+            ((2, 2, 2), (2, 2, 2), (0, 0, 0), (1, 1, 1)),
+            ((3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1)),
+            ((4, 4, 4), (4, 4, 4), (0, 0, 0), (1, 1, 1)),
+            ((1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1)),
+        ):
+            extent = ks.reached_extent(extent_of(c), *geometry, True)
+            boxes.append((extent._replace(span=(extent.span[0], 70, 90)), kb.Geometry(*geometry)))
+        boxes[2] = boxes[2][0]._replace(low=(10**6, 0, 0)), boxes[2][1]  # all outside
+        for many in (0, 1, 2, 4):
+            made, facts = kb.counted(coords, boxes[:many], table)
+            equal(facts.ends, np.stack([c.min(axis=0), c.max(axis=0)]), "bounds")
+            assert not facts.repeated and len(made) == len(facts.counts) == many
+            for got, found, (extent, geometry) in zip(made, facts.counts, boxes):
+                alone = kb.marked(coords, extent, geometry)
+                assert counts(alone) == found == counts(got)
+                equal(kb.sites(got, found[0]), np.array(kb.sites(alone, found[0])), "sites")
+                wanted = np.array(kb.site_map(coords, alone, found[0]))
+                equal(kb.site_map(coords, got, found[0]), wanted, "map")
+
+
 def sets_and_maps() -> None:
     c = sites(44, sized(60, 500), sized(9, 20))
     # More than one stretch of 65,536 cells.
@@ -35,7 +68,7 @@ def sets_and_maps() -> None:
                 wanted = within(support(used, *geometry), bounds)
                 coords, made = mark(used, geometry, bounds, forward)
                 what = f"{geometry} {bounds} {forward}"
-                assert kb.counted([made]) == [(len(wanted), False)], what
+                assert counts(made) == (len(wanted), 0), what
                 equal(kb.sites(made, len(wanted)), wanted, what)
                 filler = np.tile([-1, 0, 0, 0], (300, 1))
                 equal(kb.sites(made, len(wanted) + 300), np.concatenate([wanted, filler]), what)
@@ -59,7 +92,7 @@ def tiny() -> None:
         geometry = ((2, 2, 1), (2, 1, 1), (0, 1, 0), (1, 1, 1))
         wanted = oracle.touched_support(c, *geometry)
         coords, made = mark(c, geometry)
-        assert kb.counted([made, made]) == 2 * [(len(wanted), False)]
+        assert counts(made) == (len(wanted), 0)
         equal(kb.sites(made, len(wanted)), wanted, "touched")
         assert kb.site_map(coords, made, len(wanted)).shape == (4, len(wanted))
 
@@ -69,23 +102,23 @@ def outside() -> None:
     far = np.array([[0, 0, 2**29, 0]], np.int32)
     geometry = ((1, 2, 1), (1, 2, 1), (0, 0, 0), (1, 1, 1))
     _, made = mark(far, geometry, forward=False)
-    assert kb.counted([made]) == [(0, True)]
+    assert counts(made) == (0, 1)
     _, made = mark(np.array([[0, 0, 2**29 - 1, 0]], np.int32), geometry, forward=False)
-    assert kb.counted([made]) == [(2, False)]
+    assert counts(made) == (2, 0)
     for low, wrong in ((-(2**30), 1), (-(2**30) + 1, 0)):
         c = integers(np.array([[0, low, 0, 0]]))
         made = kb.marked(c, ks.Extent((low, 0, 0), (2, 1, 1), 1), kb.Geometry((1, 1, 1), (1, 1, 1)))
-        assert kb.counted([made]) == [(1 - wrong, bool(wrong))]
+        assert counts(made) == (1 - wrong, wrong)
     # The first cell past the box is that of an item too many.
     c = integers(np.array([[1, 0, 0, 0]]))
     for size in (1, 2):
         made = kb.marked(c, ks.Extent((0, 0, 0), (16, 16, 1), size), kb.Geometry((1, 1, 1), (1, 1, 1)))
-        assert kb.counted([made]) == [(size - 1, size == 1)]
+        assert counts(made) == (size - 1, size == 1)
     c = integers(np.array([[0, 5, 5, 5], [7, 6, 6, 6]]))
     for low, span in (((6, 0, 0), (9, 9, 9)), ((0, 0, 0), (9, 5, 9)), ((0, 0, 0), (9, 9, 9))):
         made = kb.marked(c, ks.Extent(low, span, 1), kb.Geometry((1, 1, 1), (1, 1, 1)))
         inside = low == (0, 0, 0) and span == (9, 9, 9)
-        assert kb.counted([made]) == [(int(inside), True)]
+        assert counts(made) == (int(inside), 1)
         assert kb.site_map(c, made, 1).tolist() == [[0 if inside else -1]]
 
 
@@ -115,6 +148,29 @@ def mirrored() -> None:
             equal(found.nbr, np.where(nbr[:, :few] < few, nbr[:, :few], -1), f"few {size}")
 
 
+def ordered_windows() -> None:
+    """The ordered input side of windows, against the sort of the flipped map."""
+    for stride, n in (((2, 2, 2), 1), ((2, 2, 2), sized(300, 9000)), ((3, 1, 2), sized(2500, 70_000))):
+        c = sites(46, n, sized(14, 60))
+        coords, made = mark(c, (stride, stride, (0, 0, 0), (1, 1, 1)))
+        count = counts(made)[0]
+        for m in {count, count // 2}:
+            nbr = kb.site_map(coords, made, m)
+            back = np.array(kc.flipped(nbr, len(coords)))
+            got = kb.tiles_of_windows(coords, made, stride, m, len(c))
+            assert (got.sources, got.size, got.active) == (m, len(coords), len(c))
+            tap = np.where((back >= 0).any(axis=0), (back >= 0).argmax(axis=0), len(back))
+            order = np.argsort(tap, kind="stable")
+            equal(got.rows[: len(order)], order, f"order {stride}")
+            assert (np.array(got.rows[len(order) :]) == -1).all()
+            places = np.full((len(back), got.places), -1)
+            places[:, : len(order)] = back[:, order]
+            got_rows = got.nbr.transpose(1, 0, 2).reshape(len(back), -1)
+            equal(got_rows, places, f"rows {stride}")
+            bits = (places.reshape(len(back), -1, 32) >= 0).any(axis=2)
+            equal(got.masks[:, 0], (1 << np.arange(len(back))) @ bits, f"masks {stride}")
+
+
 def boxes() -> None:
     """Which boxes are marked."""
     assert kb.worthwhile(ks.Extent((0, 0, 0), (512, 512, 4), 1), 0)
@@ -124,4 +180,7 @@ def boxes() -> None:
     assert not kb.worthwhile(ks.Extent((2**31, 0, 0), (1, 1, 1), 1), 10)
 
 
-CASES: dict[str, Case] = {f.__name__: f for f in (sets_and_maps, stretches, tiny, outside, mirrored, boxes)}
+CASES: dict[str, Case] = {
+    f.__name__: f
+    for f in (sets_and_maps, together, stretches, tiny, outside, mirrored, ordered_windows, boxes)
+}

@@ -120,7 +120,7 @@ def tiled(
         index.nnz, lines.size, lines.other_size, lines.extent, lines.other_extent
     )
     lists = block_lists.tile_lists(index, lines, code, tile)
-    y = kernel_block_tiles.block_tiles(code, *operands, lists, sizes, ta, tb, heads, tile)
+    y = kernel_block_tiles.block_tiles(code, *operands, lists, sizes, ta, tb, heads, tile)(*operands)
     wanted = oracle.block_matmul(mode, *exact, mask, block, (m, n), ta, tb)
     close(y, oracle.block_pack(wanted, mask, block) if mode == "sdd" else wanted, dtype)
 
@@ -197,7 +197,7 @@ def tiles_out_of_range(dtype: mx.Dtype) -> None:
             lists = kernel_block_tiles.TileLists(*map(integers, ([0, 1], ptr, block, other)), 1)
             y = kernel_block_tiles.block_tiles(
                 kernel_blocks.DSD, s, b, lists, sizes, False, False, 1, tile
-            )
+            )(s, b)
             wanted = np.concatenate([first, second if which == "ptr" else zero])
             close(y, wanted[None, None], dtype, which)
     sizes = kernel_block_tiles.Sizes(2, 16, 16, 32, 32)
@@ -210,7 +210,7 @@ def tiles_out_of_range(dtype: mx.Dtype) -> None:
             lists = kernel_block_tiles.TileLists(*map(integers, (line, [2], cell, place)), 1)
             y = kernel_block_tiles.block_tiles(
                 kernel_blocks.SDD, a, b, lists, sizes, False, False, 1, tile
-            )
+            )(a, b)
             close(y[:, :1], (a64[0, 0, :16] @ b64[0, 0, :, 16:])[None, None], dtype, "sdd")
 
 

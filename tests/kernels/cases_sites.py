@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
+from mlxsparse.backend import kernel_bits as kb
 from mlxsparse.backend import kernel_coords as kc
 from mlxsparse.backend import kernel_sites as ks
 from mlxsparse.backend import kernel_tiles as kt
@@ -147,16 +148,21 @@ def equal_order(keys: mx.array, nbr: mx.array, size, active: int) -> None:
         equal(a, np.array(b), "tiles") if isinstance(a, mx.array) else None
 
 
+def facts(rows: np.ndarray, count: int | None = None) -> kb.Facts:
+    coords = integers(rows)
+    return kb.counted(coords, [], kc.hash_table(coords, rows=count))[1]
+
+
 def repeated_rows() -> None:
     c = sites(28, sized(300, 100_000), sized(9, 60))
     far = np.array([[5, -(2**31), 2**31 - 1, 0], [0, 7, -(2**31), 2**31 - 1], [-1, 0, 0, 0]], np.int32)
     for more, wanted in ((c[:0], False), (c[3:4], True), (far, False)):
         rows = np.concatenate([c, more])
-        repeated, ends = kc.hash_table(integers(rows)).read()
+        repeated, ends, _ = facts(rows)
         assert repeated == wanted
         equal(ends, np.stack([rows.min(axis=0), rows.max(axis=0)]), "bounds")
     for count in (1, 2, len(c), len(c) + 2):
-        _, ends = kc.hash_table(integers(rows), rows=count).read()
+        ends = facts(rows, count).ends
         equal(ends, np.stack([rows[:count].min(axis=0), rows[:count].max(axis=0)]), f"bounds of {count}")
 
 

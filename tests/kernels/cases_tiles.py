@@ -9,6 +9,7 @@ import numpy as np
 
 from mlxsparse.backend import kernel_tiles as tiles
 from mlxsparse.backend.library import launch
+from mlxsparse.backend.tile_shapes import Tile, chosen
 from mlxsparse.testing import oracle
 
 from .cases_conv import padded_values
@@ -26,7 +27,7 @@ def check(
     bias: bool = True,
     plain: bool = False,
     again: bool = False,
-    tile: tiles.Tile | None = None,
+    tile: Tile | None = None,
 ) -> None:
     """Forward and both gradients, on x and ct with rows of NaN at the end, in the order that tiles use."""
     coords = sites(ci, n, sized(6, 16))
@@ -54,7 +55,7 @@ def check(
         return [y, dx, tiles.weight_grad(ct, x, forwards, plain=plain)]
 
     if tile is not None:
-        tiles.chosen.update({(False, co): tile, (False, ci): tile})
+        chosen.update({(False, co): tile, (False, ci): tile})
     try:
         y, dx, dw = results()
         close(y[: len(out)], wanted, dtype, "y")
@@ -81,7 +82,7 @@ def check(
             )
             equal(one.astype(mx.float32), np.array(other.astype(mx.float32)), "dw with more padding")
     finally:
-        tiles.chosen.clear()
+        chosen.clear()
 
 
 def check_order(made: tiles.TapTiles, nbr: np.ndarray) -> None:
@@ -176,8 +177,8 @@ SHAPES = {
     "three_stages": {"ci": 32, "co": 32, "kernel": (3, 1, 1), "n": sized(60, 5000)},
 }
 TILES = {  # that the tables of tiles do not have for every backend
-    "three_stages": {2: tiles.Tile(64, 32, 32, 2, 2, 3), 4: tiles.Tile(64, 32, 16, 2, 2, 3)},
-    "results_past_the_buffers": {2: tiles.Tile(128, 128, 16, 2, 2, 2), 4: tiles.Tile(128, 64, 16, 2, 2, 2)},
+    "three_stages": {2: Tile(64, 32, 32, 2, 2, 3), 4: Tile(64, 32, 16, 2, 2, 3)},
+    "results_past_the_buffers": {2: Tile(128, 128, 16, 2, 2, 2), 4: Tile(128, 64, 16, 2, 2, 2)},
 }
 
 CASES: dict[str, Case] = {"sort_keys": sort_keys, "wild_order": wild_order}

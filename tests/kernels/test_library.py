@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxsparse.backend import cuda_compile, kernel_conv, kernel_coords, kernel_rows, kernel_tiles, library
+from mlxsparse.backend import cuda_compile, kernel_conv, kernel_coords, kernel_rows, library, tile_shapes
 from mlxsparse.errors import CapacityError, DeviceError, DTypeError, MLXSparseError, ShapeError, StrideError
 
 
@@ -199,6 +199,6 @@ def test_nothing_is_launched_for_nothing() -> None:
 
 def test_few_rows_get_small_tiles() -> None:
     with library.using(library._cuda):
-        half = [kernel_tiles.tile_for(mx.float16, 128, rows) for rows in (1 << 20, 1 << 16, 1 << 14, 1 << 10)]
+        half = [tile_shapes.tile_for(mx.float16, 128, rows) for rows in (1 << 20, 1 << 16, 1 << 14, 1 << 10)]
     assert [(tile.BM, tile.BN) for tile in half] == [(128, 128), (128, 128), (64, 64), (64, 64)]
-    assert kernel_tiles.tile_for(mx.float16, 128, 1 << 10) == kernel_tiles.tile_for(mx.float16, 128, 1 << 20)
+    assert tile_shapes.tile_for(mx.float16, 128, 1 << 10) == tile_shapes.tile_for(mx.float16, 128, 1 << 20)

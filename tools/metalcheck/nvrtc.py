@@ -14,8 +14,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxsparse.backend import kernel_block_tiles, kernel_blocks, kernel_segments, kernel_tiles, library
+from mlxsparse.backend import kernel_block_tiles, kernel_blocks, kernel_segments, library, tile_shapes
 from mlxsparse.backend.cuda_compile import Compiler, header_folders
+from mlxsparse.backend.cuda_text import Bounds
 
 WHEELS = "nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
 ARCHITECTURES = ("sm_80", "sm_90a")
@@ -49,8 +50,8 @@ def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
         return
     if name == "block_flash":
         if itemsize == 2:
-            for dim, rows, terms in itertools.product((64, 128), (64, 128), (0, 1)):
-                yield kernel_blocks.flash_shape(dim, rows, terms).sizes()
+            for dim, rows, terms in itertools.product((64, 128), (64, 128), ((0, 0), (0, 1), (1, 1))):
+                yield kernel_blocks.flash_shape(dim, rows, *terms).sizes()
         return
     if name == "block_attend":
         for dim in (32, 64, 128):
@@ -68,15 +69,15 @@ def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
     if name not in ("conv_tiles", "conv_tiles_grad"):
         yield {}
         return
-    table = kernel_tiles.FORWARD if name == "conv_tiles" else kernel_tiles.WEIGHT_GRAD
+    table = tile_shapes.FORWARD if name == "conv_tiles" else tile_shapes.WEIGHT_GRAD
     for _, tile in table.get((True, itemsize, exact)) or table[True, itemsize, 0]:
         yield tile._asdict()
-    if name == "conv_tiles" and (True, itemsize, exact) in kernel_tiles.FEW:
-        yield kernel_tiles.FEW[True, itemsize, exact]._asdict()
+    if name == "conv_tiles" and (True, itemsize, exact) in tile_shapes.FEW:
+        yield tile_shapes.FEW[True, itemsize, exact]._asdict()
 
 
 def source(name: str, values: dict[str, Any]) -> tuple[str, str]:
-    bounds = (32 * values["WM"] * values["WN"], values["FIT"]) if values.get("FIT") else None
+    bounds = Bounds(32 * values["WM"] * values["WN"], values["FIT"]) if values.get("FIT") else None
     return f"{name}[{values}]", library.cuda_source(name, values, name in LARGE, bounds)
 
 

@@ -1,0 +1,37 @@
+// Sums of bit_counts of L sets, and what the host reads of them and of the set that they follow from, in arrays of 8 bytes:
+// MLX's CUDA backend keeps those where the host sees them, and moves larger ones.
+// in: status[16] uint32 (coord_hash_insert), totals[G] int32, outside[8] uint32 (status of site_bits)
+//     dims = {L, L times: first, number of its totals}, L at most 4
+// out: ends[>= G] int32 inclusive sums of the totals of a set
+//     repeated[2] uint32: status[0], 0; high_bx, high_yz, low_bx, low_yz [2] uint32: status[1 .. 8];
+//     count0 .. count3 [2] int32: sites of a set, 1 if one lay outside its box; 0 past the last
+// grid: max(L, 1) threadgroups of 256 threads; a thread takes a run
+threadgroup int sums[8];
+int l = int(threadgroup_position_in_grid.x), t = int(thread_index_in_threadgroup), sets = dims[0];
+int lane = int(thread_index_in_simdgroup), sg = int(simdgroup_index_in_threadgroup);
+int start = l < sets ? dims[1 + 2 * l] : 0, size = l < sets ? dims[2 + 2 * l] : 0;
+int run = (size + 255) / 256, first = t * run, last = min(first + run, size);
+int mine = 0;
+for (int g = first; g < last; g++) mine += totals[start + g];
+int upto = simd_prefix_inclusive_sum(mine);
+if (lane == 31) sums[sg] = upto;
+threadgroup_barrier(mem_flags::mem_threadgroup);
+int running = upto - mine;
+for (int s = 0; s < sg; s++) running += sums[s];
+for (int g = first; g < last; g++) {
+  running += totals[start + g];
+  ends[start + g] = running;
+}
+if (t == 255 && l < sets) {
+  device int* count = l == 0 ? count0 : l == 1 ? count1 : l == 2 ? count2 : count3;
+  count[0] = running;
+  count[1] = int(outside[l]);
+}
+if (l == 0 && t < 2) {
+  repeated[t] = t == 0 ? status[0] : 0u;
+  high_bx[t] = status[1 + t];
+  high_yz[t] = status[3 + t];
+  low_bx[t] = status[5 + t];
+  low_yz[t] = status[7 + t];
+  for (int k = sets; k < 4; k++) (k == 0 ? count0 : k == 1 ? count1 : k == 2 ? count2 : count3)[t] = 0;
+}
