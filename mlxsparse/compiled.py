@@ -17,9 +17,10 @@ import mlx.core as mx
 import mlx.nn
 
 from .backend import executor, trace
+from .backend.autodiff import traced, without_gradients
 from .backend.kernel_sites import Extent
 from .backend.library import begin
-from .backend.status import clear, combined, is_clear, raise_for, watching
+from .backend.status import clear, combined, copied, is_clear, raise_for_copy, watching
 from .coords import CoordinateMapKey
 from .coords.geometry import Triple, triple
 from .errors import MLXSparseError, ShapeError, TracedOnHostError
@@ -109,13 +110,15 @@ class Compiled:
             signature += (self.function.training,)
         plan = self._plans.get(signature)
         if plan is None:
-            plan = self._plans[signature] = self._plan(signature)
-        result, status = plan.run(args, kwargs)
+            plan, (result, status) = self._first(signature, args, kwargs)
+            self._plans[signature] = plan
+        else:
+            result, status = plan.run(args, kwargs)
         result = _attached(result, plan.slots, keys)
         earlier = len(self._pending)
         if status is not None:
-            self._pending.append(status)
-            begin(status, *_arrays(result))
+            self._pending.append(copied(status))
+            begin(self._pending[-1], *_arrays(result))
         # Inside another transformation a status has no value yet: it is looked at with the next call.
         with contextlib.suppress(TracedOnHostError):
             self._look(earlier if self._late else len(self._pending))
@@ -129,7 +132,7 @@ class Compiled:
         """Read the first statuses that wait for it; each is told once."""
         for _ in range(number):
             try:
-                raise_for(self._pending[0])
+                raise_for_copy(self._pending[0])
             except TracedOnHostError:
                 raise
             except MLXSparseError:
@@ -137,18 +140,38 @@ class Compiled:
                 raise
             del self._pending[0]
 
-    def _plan(self, signature: tuple[Any, ...]) -> _Plan:
+    def _first(
+        self, signature: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[_Plan, tuple[Tree, mx.array | None]]:
+        """A trace, and what it gives for its first arguments."""
+        module = self.function
+        if isinstance(module, mlx.nn.Module) and not module.training:
+            # No gradient is wanted but within it, which is rare: MLX refuses to differentiate a kernel then.
+            arrays = _arrays((args, kwargs, module.state))
+            if not all(traced(*arrays) for _ in range(2)):  # the first look at new types always says yes
+                with contextlib.suppress(ValueError, RuntimeError):
+                    plan = self._plan(signature, plain=True)
+                    return plan, plan.run(args, kwargs)
+        plan = self._plan(signature)
+        return plan, plan.run(args, kwargs)
+
+    def _plan(self, signature: tuple[Any, ...], *, plain: bool = False) -> _Plan:
+        """plain: operators of the first run of the function need no gradient."""
         slots: list[_Slot] = []
         function, (inputs, outputs) = self.function, self._state
         if isinstance(function, mlx.nn.Module) and inputs is None:
             inputs = function.state
             outputs = function.state if function.training and outputs is None else outputs
 
+
         def body(args: Tree, kwargs: Tree) -> Tree:
             self.compilations += 1
             inner: list[CoordinateMapKey] = []
             args, kwargs = _inside((args, kwargs), signature, inner, self._bounds)
-            with watching() as seen:
+            nonlocal plain
+            quiet = without_gradients() if plain else contextlib.nullcontext()
+            plain = False  # MLX runs the body again where the compiled function is differentiated
+            with watching() as seen, quiet:
                 result = function(*args, **kwargs)
             slots[:] = _slots(result, inner)
             return result, combined(*seen) if seen else None

@@ -267,7 +267,7 @@ class SparseTensor(tuple):
             raise ShapeError(f"feats must have {self.capacity} rows to fit its sites, got {feats.shape}")
         return self._with(1, feats if key is not None else zero_padding(feats, self.active_rows))
 
-    def _with(self, place: int, leaf: mx.array) -> SparseTensor:
+    def _with(self, place: int, leaf: mx.array) -> SparseTensor:  # unchecked
         leaves = list(self)
         leaves[place] = leaf
         return SparseTensor._make(leaves, self._key, self._manager)

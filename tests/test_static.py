@@ -289,3 +289,22 @@ def test_a_capacity_is_asked_for(kernels):
     ):
         with pytest.raises(CapacityError, match="pass capacity="):
             ms.compile(operator)(x)
+
+
+def test_a_status_is_combined_once():
+    from mlxsparse.backend import status
+
+    one, two, three = (mx.array([bit, 10 * bit, 1, 1, 1], mx.int32) for bit in (1, 2, 4))
+    both = status.combined(one, two)
+    assert both.tolist() == [3, 10, 1, 1, 1]
+    for again in (
+        status.combined(both, one),
+        status.combined(two, both),
+        status.combined(both, status.clear(), two),
+    ):
+        assert again is both
+    every = status.combined(both, three)
+    assert status.combined(every, one, three) is every and every.tolist() == [7, 10, 1, 1, 1]
+    known = len(status._parts)
+    del both, every, again
+    assert len(status._parts) == known - 2

@@ -6,6 +6,7 @@ Kernels that compute nothing (`lazy`) stand in for real ones, on any machine.
 from __future__ import annotations
 
 import mlx.core as mx
+import mlx.nn
 import pytest
 
 import mlxsparse as ms
@@ -119,3 +120,61 @@ def test_bucket():
     assert ms.bucket(100_000, steps=8) < 1.1 * 100_000
     with pytest.raises(ms.errors.MLXSparseError, match="steps"):
         ms.bucket(5, steps=0)
+
+
+@pytest.fixture
+def strict(lazy):
+    """As `lazy`, of kernels that MLX cannot differentiate by itself, as real ones."""
+
+    def refuse(*_):
+        raise ValueError("[Primitive::vjp] Not implemented for CustomKernel.")
+
+    def make(*given, **more):
+        run = _lazy(*given, **more)
+
+        def sealed(*, inputs, **rest):
+            function = mx.custom_function(lambda *a: tuple(run(inputs=list(a), **rest)))
+            function.vjp(refuse)
+            return list(function(*inputs))
+
+        return sealed
+
+    with library.using(make):
+        yield
+
+
+class Slope(mlx.nn.Module):
+    """A layer that gives the gradient of another's sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = ms.nn.SubmConv3d(4, 3)
+
+    def __call__(self, x):
+        return x.replace(mx.grad(lambda feats: self.layer(x.replace(feats)).feats.sum())(x.feats))
+
+
+def test_gradients_within_and_of_a_compiled_module_in_evaluation(strict):
+    x = tensor(30, validate=False).with_capacity(64)
+    within = ms.compile(Slope().eval())
+    assert within(x).feats.shape == within(x).feats.shape == (64, 4)
+    net = eval_mode(small_net())
+    step = ms.compile(net)
+    rows = (40, 30)
+    step(x, capacity=rows)  # traced without gradients in mind
+    for _ in range(2):
+        of_feats = mx.grad(lambda feats: step(x.replace(feats), capacity=rows).feats.sum())(x.feats)
+        assert of_feats.shape == x.feats.shape
+        loss = mlx.nn.value_and_grad(net, lambda net: step(x, capacity=rows).feats.sum())
+        assert loss(net)[1]["head"]["weight"].shape == net.head.weight.shape
+
+
+def test_a_module_in_evaluation_is_traced_without_custom_functions(strict, monkeypatch):
+    from mlxsparse.backend import autodiff
+
+    seen = []
+    probe = autodiff._probe
+    monkeypatch.setattr(autodiff, "_probe", lambda *a: seen.append(a) or probe(*a))
+    x = tensor(30, validate=False).with_capacity(64)
+    ms.compile(eval_mode(small_net()))(x, capacity=(40, 30))
+    assert len(seen) <= 2  # whether the arguments are traced

@@ -9,9 +9,10 @@ gradient only. No gradient is computed that nobody asked for.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -35,6 +36,7 @@ def _refuse(name: str, what: str) -> Callable[..., Any]:
 
 class _Seen(threading.local):
     body = False
+    plain = False  # nobody will ask for gradients
 
 
 _seen = _Seen()
@@ -52,9 +54,21 @@ def traced(*inputs: mx.array) -> bool:
     A compiled function runs its Python body for new types of arguments, and for traced arrays every time;
     that is the one place where MLX shows from Python what an array is. Takes a microsecond.
     """
+    if _seen.plain:
+        return False
     _seen.body = False
     _probe(*inputs)
     return _seen.body
+
+
+@contextlib.contextmanager
+def without_gradients() -> Iterator[None]:
+    """Operators inside are called as if outside of all transformations: inside of mx.compile alone."""
+    before, _seen.plain = _seen.plain, True
+    try:
+        yield
+    finally:
+        _seen.plain = before
 
 
 def _sealed(name: str, function: Gradient | Gradients) -> Any:

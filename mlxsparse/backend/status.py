@@ -118,9 +118,20 @@ def watching() -> Iterator[list[mx.array]]:
 
 def raise_for(status: mx.array) -> None:
     """Read a status, and raise what it tells of: CapacityError, CoordinateRangeError or MLXSparseError."""
-    if is_clear(status):
-        return
-    bits, needed, *stride = view(status + 0).tolist()
+    if not is_clear(status):
+        raise_for_copy(copied(status))
+
+
+def copied(status: mx.array) -> mx.array:
+    """What is read instead of a status, as reading moves an array to the host. Made together with what it
+    tells of, it need not wait for what was begun since.
+    """
+    return status + 0
+
+
+def raise_for_copy(status: mx.array) -> None:
+    """As `raise_for`, of what `copied` made."""
+    bits, needed, *stride = view(status).tolist()
     if bits & RANGE:
         raise CoordinateRangeError(
             f"the sites of stride {tuple(stride)} leave (-2**30, 2**30), their spatial_shape, or a box of "

@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..backend import kernel_conv, kernel_tiles, tuning
+from ..backend import kernel_conv, kernel_tiles, tile_shapes, tuning
 from ..backend.autodiff import Gradient, prepared
 from ..backend.library import factory, on_cuda
 from . import conv_gather
@@ -47,7 +47,7 @@ def case(x: mx.array, weight: mx.array, bias: mx.array | None) -> tuple[Any, ...
     """
     dtype = x.dtype
     arrays = x.shape, dtype, weight.shape, weight.dtype, bias is None or (bias.shape, bias.dtype)
-    chosen = tuple(kernel_tiles.chosen.items()) if kernel_tiles.chosen else None
+    chosen = tuple(tile_shapes.chosen.items()) if tile_shapes.chosen else None
     return *arrays, factory(), mx.default_device().type, tuning.state(), kernel_conv.fp32_mode(dtype), chosen
 
 
@@ -85,6 +85,8 @@ def product(
         tiles = pairs.output.tiles
         launch = kernel_tiles.product(x.shape, shape, dtype, tiles, bias is not None, active=active)
 
+    launches: list[Product] = []  # of the input's gradient
+
     def three(w: mx.array) -> mx.array:
         return w.reshape(shape).astype(dtype)
 
@@ -97,8 +99,10 @@ def product(
     def input_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         if not tiled:
             return kernel_conv.conv_input_grad(ct, three(w), pairs.input.table, groups=groups)
-        side: Side = pairs.output if pairs.symmetric else pairs.input
-        return kernel_tiles.input_grad(ct, three(w), side.tiles, flip=pairs.symmetric)
+        if not launches:
+            side: Side = pairs.output if pairs.symmetric else pairs.input
+            launches.append(kernel_tiles.product(ct.shape, shape[::-1], dtype, side.tiles, False))
+        return launches[0](ct, kernel_tiles.turned(three(w), pairs.symmetric))
 
     def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         if tiled:

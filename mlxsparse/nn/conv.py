@@ -96,7 +96,7 @@ class SubmConv3d(_Conv):
 
     def __call__(self, x: SparseTensor) -> SparseTensor:
         return ops.subm_conv3d(
-            x, self.weight, self._bias(), dilation=self.dilation, padding=self.padding,
+            x, self["weight"], self.get("bias"), dilation=self.dilation, padding=self.padding,
             groups=self.groups, taps=self._taps,
         )  # fmt: skip
 
@@ -143,8 +143,8 @@ class Conv3d(_Conv):
     ) -> SparseTensor:
         return ops.conv3d(
             x,
-            self.weight,
-            self._bias(),
+            self["weight"],
+            self.get("bias"),
             stride=self.stride,
             padding=self.padding,
             dilation=self.dilation,
@@ -182,8 +182,8 @@ class ConvTranspose3d(_Transposed):
     def __call__(self, x: SparseTensor, out: Target | None = None) -> SparseTensor:
         return ops.conv_transpose3d(
             x,
-            self.weight,
-            self._bias(),
+            self["weight"],
+            self.get("bias"),
             stride=self.stride,
             padding=self.padding,
             dilation=self.dilation,
@@ -199,8 +199,8 @@ class GenerativeConvTranspose3d(_Transposed):
     def __call__(self, x: SparseTensor, capacity: int | None = None) -> SparseTensor:
         return ops.generative_conv_transpose3d(
             x,
-            self.weight,
-            self._bias(),
+            self["weight"],
+            self.get("bias"),
             stride=self.stride,
             padding=self.padding,
             dilation=self.dilation,

@@ -298,7 +298,9 @@ def _apply(
         y = on_map("convolution", found, x.feats, w, bias, groups, taps, backwards)
     else:
         y = convolve(x.feats, w, bias, _pairs(found, taps, backwards), key.capacity, groups)
-    return x.replace(y, clean=on_device) if key is x._key else SparseTensor._of(key, y, x, clean=on_device)
+    if key is x._key and on_device and not key.rebuilt:
+        return x._with(1, y)
+    return SparseTensor._of(key, y, x, clean=on_device)
 
 
 def on_map(

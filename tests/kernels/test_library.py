@@ -202,3 +202,25 @@ def test_few_rows_get_small_tiles() -> None:
         half = [tile_shapes.tile_for(mx.float16, 128, rows) for rows in (1 << 20, 1 << 16, 1 << 14, 1 << 10)]
     assert [(tile.BM, tile.BN) for tile in half] == [(128, 128), (128, 128), (64, 64), (64, 64)]
     assert tile_shapes.tile_for(mx.float16, 128, 1 << 10) == tile_shapes.tile_for(mx.float16, 128, 1 << 20)
+
+
+def test_a_launch_that_holds_inputs_checks_them_once() -> None:
+    seen: list[Any] = []
+
+    def make(*_: Any, **__: Any) -> Any:
+        return lambda **given: seen.append(given["inputs"]) or [mx.zeros((6, 5))]
+
+    nbr = mx.zeros((27, 6), mx.int32)
+    with library.using(make):
+        call = library.ready("scatter_rows", [6, 5, 6], [(6, 5)], (1, 1, 1), dtype=mx.float32)
+        rows, x = mx.zeros((6,), mx.int32), mx.zeros((6, 5))
+        held = call.holding(rows)
+        assert held([x])[0].shape == call([x, rows])[0].shape == (6, 5)
+        (first, padded, dims), (_, _, same) = seen
+        assert first is x and padded.size == library.SMALL and dims is same
+        with pytest.raises(DTypeError, match="scatter_rows: rows is mlx.core.float32"):
+            call.holding(x)
+        with pytest.raises(DTypeError, match="scatter_rows: x is mlx.core.int32"):
+            held([nbr])
+        with pytest.raises(MLXSparseError, match=r"takes \['x'\], got 2"):
+            held([x, rows])
