@@ -21,7 +21,7 @@ LEAST = 32  # rows of a part: norm_rows of kernels/norm.h
 ROWS = 4  # of one thread of norm_apply and norm_grad
 LANES = 32  # threads across a row, at most
 # Threadgroups that one core shall hold, by kernel: limits registers on CUDA.
-FIT = {"norm_moments": 3, "norm_sums": 3, "norm_apply": 3, "norm_grad": 3}
+FIT = {"norm_apply": 3, "norm_grad": 3}
 
 
 class Running(NamedTuple):

@@ -59,8 +59,8 @@ def norm(
     dx, dw, db, kept = kernel_norm.gradients(ct, x, coef, count, weights, relu=relu, y=y if add else None)
     crossed = (g * (live - mean)).sum(axis=0)
     close(db, g.sum(axis=0), weights, "bias gradient", least=n**0.5)
-    # g has a mean, so terms of the sum cancel
-    close(dw, crossed / np.sqrt(var + EPS), weights, "weight gradient", least=16 * n**0.5)
+    # g has a mean of 2: what float32 leaves of the mean of x counts in every term
+    close(dw, crossed / np.sqrt(var + EPS), weights, "weight gradient", least=max(0.1 * n, 16 * n**0.5))
     gradient = (g - g.mean(axis=0) - (live - mean) * (crossed / active / (var + EPS))) * scale
     close(dx, np.concatenate([gradient, rest]), dtype, "input gradient", least=1.0)
     if add:
@@ -150,9 +150,7 @@ for _name, _dtype in DTYPES.items():
     CASES[f"norm_relu_traced-{_name}"] = partial(
         norm, _dtype, 600, 6, 512, relu=True, traced=True, weights=_dtype
     )
-    CASES[f"norm_add-{_name}"] = partial(
-        norm, _dtype, _LARGE, 64, _LARGE, relu=True, add=True, weights=_dtype
-    )
+    CASES[f"norm_add-{_name}"] = partial(norm, _dtype, _LARGE, 64, _LARGE, relu=True, add=True)
     CASES[f"norm_add_traced-{_name}"] = partial(norm, _dtype, 600, 24, 512, relu=True, add=True, traced=True)
     for _case in (nothing, unaligned, same_bits, column_sums):
         CASES[f"{_case.__name__}-{_name}"] = partial(_case, _dtype)
