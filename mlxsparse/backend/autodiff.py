@@ -129,10 +129,12 @@ def prepared(
 
     One custom function for all gradients: results are not computed before they are read.
     """
+    sealed: list[Any] = []  # functions of their own: MLX evaluates all results of one together
 
     def all_of(cotangent: mx.array, _: mx.array, *inputs: mx.array) -> list[mx.array]:
-        # Functions of their own: MLX evaluates all results of one together.
-        return [_sealed(name, gradient)(cotangent, *inputs) for gradient in gradients]
+        if not sealed:
+            sealed.extend(_sealed(name, gradient) for gradient in gradients)
+        return [gradient(cotangent, *inputs) for gradient in sealed]
 
     return _custom(name, forward, all_of, device)
 
