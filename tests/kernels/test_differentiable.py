@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -164,3 +165,25 @@ def test_transformations_that_kernels_lack_are_refused(problem: Problem) -> None
     ):
         with pytest.raises(TransformError):
             mx.eval(transformed())
+
+
+def test_every_few_calls_the_gpu_gets_what_was_called(monkeypatch: Any) -> None:
+    from types import SimpleNamespace
+
+    from mlxsparse.backend import autodiff
+
+    begun: list[mx.array] = []
+    monkeypatch.setattr(autodiff, "begin", begun.append)
+    device = SimpleNamespace(type=mx.DeviceType.gpu)
+    gradient = lambda ct, x: 2 * ct  # noqa: E731
+    call = autodiff.prepared("double", lambda x: 2 * x, [gradient], device)  # type: ignore[arg-type]
+    x = mx.ones((7, 3))
+    call(x)  # the first look at a type counts as traced
+    monkeypatch.setattr(autodiff._seen, "calls", 0)
+    made = [call(x) for _ in range(2 * autodiff.HAND_OVER)]
+    assert [a is b for a, b in zip(begun, made[autodiff.HAND_OVER - 1 :: autodiff.HAND_OVER])] == [True, True]
+    with autodiff.without_gradients():
+        for _ in range(2 * autodiff.HAND_OVER):
+            call(x)
+    mx.compile(lambda x: [call(x) for _ in range(2 * autodiff.HAND_OVER)])(x)
+    assert len(begun) == 2
