@@ -91,13 +91,13 @@ class BatchNorm(Module):
         else:
             running = None
             if track:
-                old = self.running_mean.astype(mx.float32), self.running_var.astype(mx.float32)
+                old = (v.astype(mx.float32) for v in (self["running_mean"], self["running_var"]))
                 running = Running(*old, self.momentum)
             y, mean, var = norm.normalize_all(
                 x.feats, weight, bias, n, self.eps, relu=relu, add=more, running=running
             )
             if track:
-                self.running_mean, self.running_var = mean, var
+                self["running_mean"], self["running_var"] = mean, var
         made = x.replace(y, clean=True)
         return made if add is None else made.noting(add)
 
