@@ -91,7 +91,7 @@ class BatchNorm(Module):
         else:
             running = None
             if track:
-                old = (v.astype(mx.float32) for v in (self["running_mean"], self["running_var"]))
+                old = self["running_mean"].astype(mx.float32), self["running_var"].astype(mx.float32)
                 running = Running(*old, self.momentum)
             y, mean, var = norm.normalize_all(
                 x.feats, weight, bias, n, self.eps, relu=relu, add=more, running=running
