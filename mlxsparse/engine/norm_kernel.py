@@ -150,13 +150,15 @@ def normalize_columns(
     bias = bias.astype(weight.dtype)
     coef, mean, var = kernel_norm.coefficients(cut(x), cut(weight), cut(bias), eps, count, running)
     prepare = _columns if isinstance(count, int) else _columns.__wrapped__
-    call = prepare(count, relu, add is not None, mx.default_device())
+    call = prepare(count, relu, add is not None, mx.default_device().type)
     y = call(x, weight, bias, coef) if add is None else call(x, weight, bias, coef, add)
     return (y, coef[:1], coef[2:3]) if running is None else (y, mean, var)
 
 
 @functools.lru_cache(maxsize=256)
-def _columns(count: int | mx.array, relu: bool, added: bool, device: mx.Device) -> Callable[..., mx.array]:
+def _columns(
+    count: int | mx.array, relu: bool, added: bool, kind: mx.DeviceType
+) -> Callable[..., mx.array]:  # kind: of the default device (an mx.Device has no hash of its own)
     """Normalisation of x with its coefficients, as a function of x, weight, bias, them and what is added."""
 
     def forward(x: mx.array, w: mx.array, b: mx.array, coef: mx.array, *add: mx.array) -> mx.array:
@@ -171,7 +173,7 @@ def _columns(count: int | mx.array, relu: bool, added: bool, device: mx.Device) 
         # Nobody asks for that of the coefficients: any array of their shape, which costs nothing.
         return [dx, dw, db, coef, *([g] if added else [])]
 
-    return together("normalization", forward, gradients, device)
+    return together("normalization", forward, gradients, mx.default_device())
 
 
 def normalize_rows(
