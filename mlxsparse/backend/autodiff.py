@@ -18,8 +18,9 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import TransformError
-from .arguments import begin
 from .device import executor
+from .library import begin
+from .replay import here
 
 Gradient = Callable[..., mx.array]
 Gradients = Callable[..., Sequence[mx.array]]
@@ -182,7 +183,11 @@ def _custom(
         if traced(*inputs):
             result = function(*inputs)
             return result
-        result = forward(*inputs)
+        here.plain = on_gpu and not _seen.plain
+        try:
+            result = forward(*inputs)
+        finally:
+            here.plain = False
         if on_gpu:
             _hand_over(result)
         return result

@@ -30,6 +30,7 @@ from .cuda_text import Bounds, launch_bounds, shared_memory, whole
 from .device import trace
 from .kernel_table import KERNELS as KERNELS
 from .kernel_table import Kernel as Kernel
+from .replay import here, replayed
 
 MAX_THREADS = 256  # of a threadgroup: Apple GPUs allow fewer than 1024 when a kernel needs many registers
 MAX_GRID_X = 2**31 - 1  # threads; MLX takes the grid as 32-bit integers
@@ -261,12 +262,11 @@ class Launch:
     def __call__(self, inputs: Sequence[mx.array]) -> list[mx.array]:
         if [a.dtype for a in inputs] != self._types:
             _refuse(self._name, inputs, self._types)
-        call, options, _, init, empty = self._plan
+        call, replay, _, kinds, init, empty = self._plan
         if call is None:
-            kinds = options["output_dtypes"]
             return [filled(shape, init or 0, kind) for shape, kind in zip(self._shapes, kinds)]
         long = [a if a.size >= SMALL else padded(a) for a in inputs]
-        made: list[mx.array] = call(inputs=long + self._last, **options)
+        made: list[mx.array] = (replay if here.plain else call)(long + self._last)
         if not empty:
             return made
         return [
@@ -277,9 +277,10 @@ class Launch:
 class Plan(NamedTuple):
     """A checked launch without its inputs."""
 
-    call: Any  # None: nothing to run
-    options: dict[str, Any]  # of `call`
+    call: Any  # of all inputs; None: nothing to run
+    replay: Any  # the same without MLX's copy of text or code, of arrays that no transformation traces
     types: list[mx.Dtype]  # of the inputs
+    kinds: list[Any]  # dtypes of the outputs
     init: float | None
     empty: bool  # an output has no elements
 
@@ -308,7 +309,7 @@ def _plan(
         for side in (kernel.inputs, kernel.outputs)
     )
     if 0 in groups:
-        return Plan(None, {"output_dtypes": outputs}, inputs, init, True)
+        return Plan(None, None, inputs, outputs, init, True)
     if not 0 < threads <= MAX_THREADS:
         raise MLXSparseError(
             f"{name}: threadgroups of {threads} threads; at most {MAX_THREADS} run everywhere"
@@ -336,7 +337,13 @@ def _plan(
         call = _built(make, name, dynamic, bounds)
     else:
         del options["template"]
-    return Plan(call, options, inputs, init, not all(map(math.prod, shapes)))
+
+    def run(arrays: Sequence[mx.array]) -> list[mx.array]:
+        made: list[mx.array] = call(inputs=arrays, **options)
+        return made
+
+    replay = replayed(run) if make in (_metal, _cuda) else run
+    return Plan(run, replay, inputs, outputs, init, not all(map(math.prod, shapes)))
 
 
 def _described(values: dict[str, Any]) -> str:
