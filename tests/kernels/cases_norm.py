@@ -83,6 +83,25 @@ def nothing(dtype: mx.Dtype) -> None:
             equal(gradient.astype(mx.float32), np.zeros(gradient.shape))
 
 
+def ties(dtype: mx.Dtype) -> None:
+    """Where the result is 0 the ReLU lets no gradient pass."""
+    x, _ = values(1, (100, 24), dtype)
+    zero = mx.zeros((24,))
+    coef = kernel_norm.coefficients(x, zero, zero, EPS, 100)[0]
+    for add in (None, mx.zeros_like(x)):
+        y = kernel_norm.apply(x, coef, 100, relu=True, add=add)
+        found = kernel_norm.gradients(x, x, coef, 100, mx.float32, relu=True, y=None if add is None else y)
+        for gradient in (y, *found[: 3 if add is None else 4]):
+            equal(gradient.astype(mx.float32), np.zeros(gradient.shape))
+    live = np.tile([[-1.0], [0.0], [1.0]], (30, 24))  # a third of the rows is the mean
+    x, ct = mx.array(live, dtype), mx.ones((90, 24), dtype)
+    coef = kernel_norm.coefficients(x, mx.ones((24,)), zero, EPS, 90)[0]
+    dx = kernel_norm.gradients(ct, x, coef, 90, mx.float32, relu=True)[0]
+    g, var = (live > 0).astype(float), live.var()
+    wanted = (g - g.mean() - live * (g * live).mean() / (var + EPS)) / np.sqrt(var + EPS)
+    close(dx, wanted, dtype, "input gradient")
+
+
 def unaligned(dtype: mx.Dtype) -> None:
     """Rows that start anywhere in a buffer."""
     whole, whole64 = values(7, (1 + 200 * 16,), dtype)
@@ -144,7 +163,7 @@ def column_sums(dtype: mx.Dtype) -> None:
 CASES: dict[str, Case] = {}
 _LARGE = sized(700, 200_000)
 for _name, _dtype in DTYPES.items():
-    for _n, _c, _active in ((1, 3, 1), (600, 40, 590), (70, 300, 64), (_LARGE, 32, _LARGE - 3)):
+    for _n, _c, _active in ((1, 3, 1), (600, 40, 590), (70, 300, 70), (_LARGE, 32, _LARGE - 3)):
         CASES[f"norm_{_n}x{_c}-{_name}"] = partial(norm, _dtype, _n, _c, _active)
     CASES[f"norm_relu-{_name}"] = partial(norm, _dtype, _LARGE, 48, _LARGE - 9, relu=True)
     CASES[f"norm_relu_traced-{_name}"] = partial(
@@ -152,7 +171,7 @@ for _name, _dtype in DTYPES.items():
     )
     CASES[f"norm_add-{_name}"] = partial(norm, _dtype, _LARGE, 64, _LARGE, relu=True, add=True)
     CASES[f"norm_add_traced-{_name}"] = partial(norm, _dtype, 600, 24, 512, relu=True, add=True, traced=True)
-    for _case in (nothing, unaligned, same_bits, column_sums):
+    for _case in (nothing, ties, unaligned, same_bits, column_sums):
         CASES[f"{_case.__name__}-{_name}"] = partial(_case, _dtype)
 CASES["large_mean-f32"] = large_mean
 CASES["first_row_far-f32"] = spread
