@@ -57,6 +57,10 @@ EQUIVALENT = {
         "coord_hash_insert.metal",
         "if (entry >= mine) atomic_fetch_min_explicit(&slots[slot], mine, memory_order_relaxed);",
     ): "the lower of two equal entries is either",
+    ("norm_apply.metal", "for (int r = first + row; r <= last; r += U * R) {"): "one more pass over no row",
+    ("norm_apply.metal", "z.set(i, relu && value <= 0.0f ? 0.0f : value);"): "0 either way",
+    ("norm_grad.metal", "for (int r = first + row; r <= last; r += U * R) {"): "one more pass over no row",
+    ("norm_sums.metal", "for (int r = first + row; r <= last; r += U * R) {"): "one more pass over no row",
     ("stage.h", "if (wide && n > VEC) {"): "whole vectors are copied by elements, the same values",
     (
         "tap_tiles.metal",
