@@ -83,6 +83,16 @@ def nothing(dtype: mx.Dtype) -> None:
             equal(gradient.astype(mx.float32), np.zeros(gradient.shape))
 
 
+def long_parts(dtype: mx.Dtype) -> None:
+    """Threads that take many rows, as those of large sets do."""
+    before, kernel_norm.PARTS = kernel_norm.PARTS, 2
+    try:
+        norm(dtype, 700, 24, 690, relu=True)
+        norm(dtype, 500, 40, 487, relu=True, add=True)
+    finally:
+        kernel_norm.PARTS = before
+
+
 def ties(dtype: mx.Dtype) -> None:
     """Where the result is 0 the ReLU lets no gradient pass."""
     x, _ = values(1, (100, 24), dtype)
@@ -171,7 +181,7 @@ for _name, _dtype in DTYPES.items():
     )
     CASES[f"norm_add-{_name}"] = partial(norm, _dtype, _LARGE, 64, _LARGE, relu=True, add=True)
     CASES[f"norm_add_traced-{_name}"] = partial(norm, _dtype, 600, 24, 512, relu=True, add=True, traced=True)
-    for _case in (nothing, ties, unaligned, same_bits, column_sums):
+    for _case in (nothing, ties, unaligned, same_bits, column_sums, long_parts):
         CASES[f"{_case.__name__}-{_name}"] = partial(_case, _dtype)
 CASES["large_mean-f32"] = large_mean
 CASES["first_row_far-f32"] = spread

@@ -60,6 +60,13 @@ EQUIVALENT = {
     ("norm_apply.metal", "for (int r = first + row; r <= last; r += U * R) {"): "one more pass over no row",
     ("norm_apply.metal", "z.set(i, relu && value <= 0.0f ? 0.0f : value);"): "0 either way",
     ("norm_grad.metal", "for (int r = first + row; r <= last; r += U * R) {"): "one more pass over no row",
+    ("norm_moments.metal", "if (row <= R) {"): "rows of no part, which count nothing",
+    ("norm_moments.metal", "mean = last >= first ? mean / float(last - first) : 0.0f;"): "not read",
+    (
+        "norm_moments.metal",
+        "int n = row <= R ? max(last - first - row + R - 1, 0) / R : 0; // rows of this thread",
+    ): "threads whose sums are dropped",
+    ("norm_sums.metal", "if (row <= R) {"): "what nobody adds",
     ("norm_sums.metal", "for (int r = first + row; r <= last; r += U * R) {"): "one more pass over no row",
     ("stage.h", "if (wide && n > VEC) {"): "whole vectors are copied by elements, the same values",
     (
