@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from ..errors import CapacityError, DeviceError, DTypeError, MLXSparseError
-from .arguments import SMALL, filled, padded, sizes
+from .arguments import SMALL, check_sizes, filled, padded, sizes
 from .arguments import begin as begin
 from .arguments import check_array as check_array
 from .arguments import check_coords as check_coords
@@ -134,9 +134,7 @@ def using(make: Factory) -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=256)
-def _built(
-    make: Factory, name: str, group_bytes: int = 0, bounds: Bounds | None = None
-) -> Any:
+def _built(make: Factory, name: str, group_bytes: int = 0, bounds: Bounds | None = None) -> Any:
     kernel = KERNELS[name]
     inputs, outputs = [*kernel.inputs, "dims"], list(kernel.outputs)
     more: dict[str, Any] = {"group_bytes": group_bytes, "bounds": bounds} if make is _cuda else {}
@@ -145,10 +143,13 @@ def _built(
 
 @functools.lru_cache(maxsize=1024)
 def _compiled(
-    name: str, values: tuple[tuple[str, Any], ...], group_bytes: int, bounds: Bounds | None
+    name: str, values: tuple[tuple[str, Any], ...], group_bytes: int, bounds: Bounds | None, known: int
 ) -> Any:
-    """The kernel as CUDA machine code, called as _built's but without `template`; None: leave it to MLX."""
-    made = machine_code(name, cuda_source(name, dict(values), group_bytes > 0, bounds))
+    """The kernel as CUDA machine code, called as _built's but without `template`; None: leave it to MLX.
+
+    known: how many sizes each call gives as `scalars`; 0: they are an array, its last input.
+    """
+    made = machine_code(name, cuda_source(name, dict(values), group_bytes > 0, bounds, known))
     if made is None:
         return None
     return functools.partial(
@@ -162,9 +163,13 @@ def _compiled(
 
 
 def cuda_source(
-    name: str, values: dict[str, Any], dynamic: bool = False, bounds: Bounds | None = None
+    name: str,
+    values: dict[str, Any],
+    dynamic: bool = False,
+    bounds: Bounds | None = None,
+    known: int = 0,
 ) -> str:
-    """CUDA text of kernel `name`. values: of its template, T as a dtype or its name."""
+    """CUDA text of kernel `name`. values: of its template, T as a dtype or its name; the rest: `whole`."""
     kernel = KERNELS[name]
     kind = str(values.get("T", "")).removeprefix("mlx.core.")
     inputs, outputs = (
@@ -173,7 +178,7 @@ def cuda_source(
     )
     constants = {key: kind if key == "T" else values[key] for key in kernel.template}
     head, body = cuda_prelude() + header(kernel), text(f"{name}.metal")
-    return whole(NAME, {**inputs, "dims": "int32"}, outputs, constants, head, body, bounds, dynamic)
+    return whole(NAME, inputs, outputs, constants, head, body, bounds, dynamic, known)
 
 
 def unique_name(name: str) -> str:
@@ -225,11 +230,15 @@ def ready(
     core shall hold, which limits registers on CUDA; 0: as the compiler finds. cluster: neighbouring
     threadgroups that share copies (stage.h; CUDA).
     """
+    known = len(dims) if set(map(type, dims)) == {int} else 0
     plan = _plan(
         factory(), name, groups, threads, dtype, init, group_bytes, fit, cluster,
-        tuple(map(tuple, shapes)), tuple(template.items()),
+        tuple(map(tuple, shapes)), tuple(template.items()), known,
     )  # fmt: skip
-    last = [] if plan.call is None else [sizes(name, dims)]
+    if plan.by_value:  # by value: an array that is new to the GPU takes it 0.1 ms to read
+        check_sizes(name, dims)
+        plan = plan._replace(options={**plan.options, "scalars": list(dims)})
+    last = [] if plan.call is None or plan.by_value else [sizes(name, dims)]
     return Launch(name, plan, [tuple(shape) for shape in shapes], last)
 
 
@@ -261,7 +270,7 @@ class Launch:
     def __call__(self, inputs: Sequence[mx.array]) -> list[mx.array]:
         if [a.dtype for a in inputs] != self._types:
             _refuse(self._name, inputs, self._types)
-        call, options, _, init, empty = self._plan
+        call, options, _, init, empty, _ = self._plan
         if call is None:
             kinds = options["output_dtypes"]
             return [filled(shape, init or 0, kind) for shape, kind in zip(self._shapes, kinds)]
@@ -282,6 +291,7 @@ class Plan(NamedTuple):
     types: list[mx.Dtype]  # of the inputs
     init: float | None
     empty: bool  # an output has no elements
+    by_value: bool = False  # sizes go with each call as `scalars`
 
 
 @functools.lru_cache(maxsize=2048)
@@ -297,6 +307,7 @@ def _plan(
     cluster: int,
     shapes: tuple[tuple[int, ...], ...],
     template: tuple[tuple[str, int], ...],
+    known: int,
 ) -> Plan:
     """What a launch derives from all but its arrays; made once, as it costs as much as a small kernel."""
     kernel = KERNELS[name]
@@ -331,12 +342,12 @@ def _plan(
     }
     bounds = Bounds(threads, max(fit, 1), cluster) if fit or cluster > 1 else None
     dynamic = group_bytes if group_bytes > STATIC_BYTES else 0
-    call = _compiled(name, tuple(values.items()), dynamic, bounds) if make is _cuda else None
+    call = _compiled(name, tuple(values.items()), dynamic, bounds, known) if make is _cuda else None
     if call is None:
-        call = _built(make, name, dynamic, bounds)
+        call, known = _built(make, name, dynamic, bounds), 0
     else:
         del options["template"]
-    return Plan(call, options, inputs, init, not all(map(math.prod, shapes)))
+    return Plan(call, options, inputs, init, not all(map(math.prod, shapes)), known > 0)
 
 
 def _described(values: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from mlxsparse.backend.cuda_text import Bounds
 
 WHEELS = "nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
 ARCHITECTURES = ("sm_80", "sm_90a")
+SIZES = 32  # at least as many as any kernel has
 LARGE = ("block_flash", "block_tiles", "conv_tiles", "conv_tiles_grad")  # in threadgroup memory
 
 
@@ -78,7 +79,7 @@ def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
 
 def source(name: str, values: dict[str, Any]) -> tuple[str, str]:
     bounds = Bounds(32 * values["WM"] * values["WN"], values["FIT"]) if values.get("FIT") else None
-    return f"{name}[{values}]", library.cuda_source(name, values, name in LARGE, bounds)
+    return f"{name}[{values}]", library.cuda_source(name, values, name in LARGE, bounds, SIZES)
 
 
 def compiler() -> Compiler:
