@@ -7,7 +7,7 @@
 uint i = thread_position_in_grid.x;
 if (i < uint(dims[0])) {
   int site[4];
-  for (int a = 0; a < 4; a++) site[a] = coords[4 * size_t(i) + a];
+  load_site(coords, size_t(i), sites_aligned(coords), site);
   for (int l = 0; l < dims[1] && site[0] >= 0; l++) {
     const device int* d = dims + 2 + 24 * l;
     device atomic_uint* words = (device atomic_uint*)bits + 8 * size_t(d[23]);

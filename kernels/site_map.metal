@@ -7,7 +7,7 @@ uint i = thread_position_in_grid.x;
 if (i < uint(dims[0])) {
   int site[4], size[3], stride[3], step[3], bound[3], low[3], span[3], rest[3], start[3], next[3];
   long first[3];
-  for (int a = 0; a < 4; a++) site[a] = coords[4 * size_t(i) + a];
+  load_site(coords, size_t(i), sites_aligned(coords), site);
   bool forward = dims[1] != 0, windows = forward;
   for (int a = 0; a < 3; a++) {
     size[a] = dims[2 + a];

@@ -8,7 +8,7 @@ if (i < uint(dims[0])) {
   uint n = uint(dims[0]), mask = 0u;
   int taps = dims[1] * dims[2] * dims[3];
   int site[4], low[3], span[3];
-  for (int a = 0; a < 4; a++) site[a] = coords[4 * size_t(i) + a];
+  load_site(coords, size_t(i), sites_aligned(coords), site);
   for (int a = 0; a < 3; a++) {
     low[a] = dims[7 + a];
     span[a] = dims[10 + a];

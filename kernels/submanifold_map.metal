@@ -8,19 +8,21 @@ if (i < uint(dims[0])) {
   uint n = uint(dims[0]), mask = 0u;
   int taps = dims[2] * dims[3] * dims[4];
   int site[4];
-  for (int a = 0; a < 4; a++) site[a] = coords[4 * size_t(i) + a];
+  load_site(coords, size_t(i), sites_aligned(coords), site);
+  int sy = dims[3], sz = dims[4], center = taps / 2;
   for (int kx = 0; kx < dims[2]; kx++)
-    for (int ky = 0; ky < dims[3]; ky++) {
+    for (int ky = 0; ky < sy; ky++) {
       long x = long(site[1]) + long(kx - dims[2] / 2) * long(dims[5]);
-      long y = long(site[2]) + long(ky - dims[3] / 2) * long(dims[6]);
+      long y = long(site[2]) + long(ky - sy / 2) * long(dims[6]);
       bool inside = site[0] >= 0 && x >= -2147483648l && x <= 2147483647l && y >= -2147483648l && y <= 2147483647l;
-      for (int kz = 0; kz < dims[4]; kz++) {
-        int tap = (kx * dims[3] + ky) * dims[4] + kz, j = -1;
-        long z = long(site[3]) + long(kz - dims[4] / 2) * long(dims[7]);
+      uint column = coord_column(site[0], int(x), int(y));
+      for (int kz = 0; kz < sz; kz++) {
+        int tap = (kx * sy + ky) * sz + kz, j = -1;
+        long z = long(site[3]) + long(kz - sz / 2) * long(dims[7]);
         if (inside && z >= -2147483648l && z <= 2147483647l)
-          j = 2 * tap + 1 == taps
-                  ? int(i)
-                  : coord_find(coords, table, n, uint(dims[1]) - 1u, site[0], int(x), int(y), int(z));
+          j = tap == center ? int(i)
+                            : coord_find(coords, table, n, uint(dims[1]) - 1u, coord_mix(column, uint(int(z))), site[0],
+                                         int(x), int(y), int(z));
         nbr[size_t(tap) * size_t(n) + size_t(i)] = j;
         if (j >= 0) mask |= 1u << uint(bit[tap]);
       }

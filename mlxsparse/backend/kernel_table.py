@@ -18,9 +18,10 @@ class Kernel(NamedTuple):
     floats: tuple[str, ...] = FLOATS  # what T can be
 
 
-_HASH, _ROWS = ("coord_hash.h",), ("rows.h",)
+_HASH, _ROWS = ("site_rows.h", "coord_hash.h"), ("rows.h",)
 _FIXED = ("norm.h", "norm_fixed.h")
-_SITES, _BITS, _OWN = ("site_bits.h",), {"bits": _U, "before": _I, "ends": _I}, {"nbr": _I, "keys": _U}
+_SITES, _OWN = ("site_rows.h", "site_bits.h"), {"nbr": _I, "keys": _U}
+_BITS = {"bits": _U, "before": _I, "ends": _I}
 _BLOCK, _ATTEND = ("tile.h", "stage.h"), ("tile.h", "stage.h", "attend.h", "block_scores.h")
 _QKV = {"q": _T, "k": _T, "v": _T, "marks": _F, "scale": _F, "bias": _F}
 _QKV |= {"q_ids": _I, "k_ids": _I, "ptr": _I, "other": _I}
