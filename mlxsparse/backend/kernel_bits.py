@@ -176,7 +176,27 @@ def site_map(coords: mx.array, made: Marked, rows: int) -> mx.array:
     return launch("site_map", inputs, dims, [(taps, rows)], groups, init=-1)[0]
 
 
-def tiles_of_windows(
+def _windows(made: Marked, stride: Triple, rows: int) -> list[int]:
+    return [*stride, *made.extent.low, *made.extent.span, cells(made.extent), rows]
+
+
+def windows_output(
+    coords: mx.array, made: Marked, stride: Triple, rows: int, active: int | None = None
+) -> TapTiles:
+    """Output side of the map of `coords` to the first `rows` of the marked windows of K = s.
+
+    As tap_tiles(..., sort=False), of at most MOST_WINDOW_TAPS taps: small windows share most of them.
+    """
+    n, taps, places = coords.shape[0], math.prod(stride), blocks(rows, PLACES) * PLACES
+    dims = [n, *_windows(made, stride, rows), places]
+    shapes = [(places // 32, taps, 32), (places,), (places // 32, 1)]
+    groups = (blocks(max(n, places), MAX_THREADS), 1, 1)
+    inputs = [coords, made.bits, made.before, made.ends]
+    tiles = launch("window_outputs", inputs, dims, shapes, groups, init=-1)
+    return TapTiles(*tiles, n, rows, rows if active is None else min(active, rows))
+
+
+def windows_input(
     coords: mx.array, made: Marked, stride: Triple, rows: int, active: int | None = None
 ) -> TapTiles:
     """Input side of the ordered map of `coords` to the first `rows` of the marked windows of K = s.
@@ -185,7 +205,7 @@ def tiles_of_windows(
     """
     n, taps = coords.shape[0], math.prod(stride)
     groups, places = blocks(n, WINDOW_ROWS), blocks(n, PLACES) * PLACES
-    whole = [n, *stride, *made.extent.low, *made.extent.span, cells(made.extent), rows, groups]
+    whole = [n, *_windows(made, stride, rows), groups]
     shapes = [(n,), (n,), (max((taps + 1) * groups, SMALL),)]
     inputs = [coords, made.bits, made.before, made.ends]
     window, tap, totals = launch("window_rows", inputs, whole, shapes, (groups, 1, 1))

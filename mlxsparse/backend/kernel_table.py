@@ -120,6 +120,9 @@ KERNELS: dict[str, Kernel] = {
     "tap_tiles": Kernel({"nbr": _I, "order": _I}, {"tiled": _I, "rows": _I, "masks": _U}),
     "turn_weight": Kernel({"w": _T}, {"back": _T}, (), ("T",)),
     "window_map": Kernel({"coords": _I, "order": _I, "places": _I}, {"nbr": _I, "back": _I}),
+    "window_outputs": Kernel(
+        {"coords": _I, **_BITS}, {"tiled": _I, "rows": _I, "masks": _U}, _SITES
+    ),
     "window_rows": Kernel({"coords": _I, **_BITS}, {"window": _I, "tap": _I, "totals": _I}, _SITES),
     "window_tiles": Kernel({"window": _I, "tap": _I, "ends": _I}, {"tiled": _I, "rows": _I, "masks": _U}),
     "winner_grad": Kernel({"ct": _T, "winner": _I, "group": _I}, {"dx": _T}, _ROWS, ("T",)),

@@ -5,6 +5,7 @@ Nothing waits for the device but the checks of a new set, and the count of a cre
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import TypeAlias
@@ -181,13 +182,15 @@ def _by_bits(source: Record, target: Record, kernel: Kernel) -> Tables | None:
         return None
     shape = Geometry(kernel.size, kernel.stride, kernel.padding, kernel.dilation)
     rows_in, rows_out = source.coords.shape[0], target.coords.shape[0]
+    coords = source.coords, target.coords
     if target.marks is not None:
-        nbr = kernel_bits.site_map(source.coords, target.marks._replace(geometry=shape), rows_out)
-        return lambda: nbr, lambda: kernel_coords.flipped(nbr, rows_in)
+        forward = target.marks._replace(geometry=shape)
+        nbr = functools.cache(lambda: kernel_bits.site_map(coords[0], forward, rows_out))
+        return nbr, lambda: kernel_coords.flipped(nbr(), rows_in)
     if source.marks is not None:
         made = source.marks._replace(geometry=shape._replace(forward=False))
-        back = kernel_bits.site_map(target.coords, made, rows_in)
-        return lambda: kernel_coords.flipped(back, rows_out), lambda: back
+        back = functools.cache(lambda: kernel_bits.site_map(coords[1], made, rows_in))
+        return lambda: kernel_coords.flipped(back(), rows_out), back
     return None
 
 
@@ -215,15 +218,16 @@ def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
                 source.table, target.coords, kernel.size, kernel.stride, kernel.padding, kernel.dilation
             )
         tables = (lambda: found.nbr), (lambda: found.back)
-    marks, tiles = target.marks, None
+    output, inputs = None, None
+    marks = target.marks
     if marks is not None and kernel.covers_once and kernel.volume <= kernel_bits.MOST_WINDOW_TAPS:
-        coords, stride, active = source.coords, kernel.stride, source.known
-        tiles = lambda: kernel_bits.tiles_of_windows(coords, marks, stride, rows_out, active)  # noqa: E731
-    # Small windows in their order share most taps: a sort would cost more than it saves.
-    sort = not kernel.covers_once or kernel.volume > 8
+        windows = source.coords, marks, kernel.stride, rows_out
+        inputs = functools.partial(kernel_bits.windows_input, *windows, source.known)
+        if kernel.volume <= 8:  # a sort would cost more than it saves
+            output = functools.partial(kernel_bits.windows_output, *windows, target.known)
     return DeviceMap(
-        Side(tables[0], rows_in, kernel.size, target.active, sort=sort),
-        Side(tables[1], rows_out, kernel.size, source.active, tiles=tiles),
+        Side(tables[0], rows_in, kernel.size, target.active, tiles=output),
+        Side(tables[1], rows_out, kernel.size, source.active, tiles=inputs),
         source.active,
         target.active,
     )

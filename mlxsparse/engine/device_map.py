@@ -27,12 +27,10 @@ class Side:
         count: int | mx.array,
         keys: mx.array | None = None,
         tiles: Callable[[], TapTiles] | None = None,
-        sort: bool = True,
     ):
         self._make = make
         self._make_tiles = tiles  # where they are made without the table
         self._keys = keys  # by which tiles order the rows, where they were made with the table
-        self._sort = sort  # whether tiles reorder rows
         self.sources = sources  # rows on the other side
         self.size = size  # of the kernel
         self.count = count  # active rows of this side: what follows them has no pair
@@ -49,7 +47,7 @@ class Side:
             tiles = self._make_tiles()
         else:
             active = self.count if isinstance(self.count, int) else None
-            tiles = tap_tiles(self.table, self.sources, self.size, active, self._keys, self._sort)
+            tiles = tap_tiles(self.table, self.sources, self.size, active, self._keys)
         self._keys = self._make_tiles = None
         if tiles.size >= BEGUN:
             begin(*tiles[:3])

@@ -8,6 +8,7 @@ import numpy as np
 from mlxsparse.backend import kernel_bits as kb
 from mlxsparse.backend import kernel_coords as kc
 from mlxsparse.backend import kernel_sites as ks
+from mlxsparse.backend import kernel_tiles as kt
 from mlxsparse.testing import oracle
 
 from .cases_coords import GEOMETRIES, tables, within
@@ -149,15 +150,21 @@ def mirrored() -> None:
 
 
 def ordered_windows() -> None:
-    """The ordered input side of windows, against the sort of the flipped map."""
+    """Both sides of windows in tiles, against those of the map."""
     for stride, n in (((2, 2, 2), 1), ((2, 2, 2), sized(300, 9000)), ((3, 1, 2), sized(2500, 70_000))):
         c = sites(46, n, sized(14, 60))
         coords, made = mark(c, (stride, stride, (0, 0, 0), (1, 1, 1)))
         count = counts(made)[0]
         for m in {count, count // 2}:
             nbr = kb.site_map(coords, made, m)
+            out = kb.windows_output(coords, made, stride, m)
+            plain = kt.tap_tiles(nbr, len(coords), stride, sort=False)
+            equal(out.nbr, np.array(plain.nbr), f"outputs {stride}")
+            equal(out.rows, np.array(plain.rows), f"output rows {stride}")
+            assert out[3:] == plain[3:] and not (np.array(plain.masks) & ~np.array(out.masks)).any()
+            assert (np.array(out.masks) < 1 << np.prod(stride)).all()
             back = np.array(kc.flipped(nbr, len(coords)))
-            got = kb.tiles_of_windows(coords, made, stride, m, len(c))
+            got = kb.windows_input(coords, made, stride, m, len(c))
             assert (got.sources, got.size, got.active) == (m, len(coords), len(c))
             tap = np.where((back >= 0).any(axis=0), (back >= 0).argmax(axis=0), len(back))
             order = np.argsort(tap, kind="stable")
