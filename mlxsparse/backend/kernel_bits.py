@@ -192,8 +192,8 @@ def windows_output(
     shapes = [(places // 32, taps, 32), (places,), (places // 32, 1)]
     groups = (blocks(max(n, places), MAX_THREADS), 1, 1)
     inputs = [coords, made.bits, made.before, made.ends]
-    tiles = launch("window_outputs", inputs, dims, shapes, groups, init=-1)
-    return TapTiles(*tiles, n, rows, rows if active is None else min(active, rows))
+    tiled, order, masks = launch("window_outputs", inputs, dims, shapes, groups, init=-1)
+    return TapTiles(tiled, order, masks, n, rows, rows if active is None else min(active, rows))
 
 
 def windows_input(
