@@ -164,16 +164,16 @@ def sites(made: Marked, capacity: int) -> mx.array:
     return launch("bit_sites", [made.bits, made.before, made.ends], dims, [(capacity, 4)], groups)[0]
 
 
-def site_map(coords: mx.array, made: Marked, rows: int) -> mx.array:
-    """Row of `coords` of each tap and of the first `rows` marked sites: (T, rows) int32, -1 none.
+def site_map(coords: mx.array, made: Marked, rows: int, *, by_row: bool = False) -> mx.array:
+    """Row of `coords` of each tap and of the first `rows` marked sites: (T, rows), by row (rows, T), -1 none.
 
     Of a forward geometry it is the map's output side, of a transposed one its input side.
     """
     n, taps = coords.shape[0], math.prod(made.geometry.size)
-    dims = [n, *_shape(made.geometry, made.extent), rows]
+    dims = [n, *_shape(made.geometry, made.extent), rows, int(by_row)]
     inputs = [coords, made.bits, made.before, made.ends]
     groups = (blocks(n, MAX_THREADS), 1, 1)
-    return launch("site_map", inputs, dims, [(taps, rows)], groups, init=-1)[0]
+    return launch("site_map", inputs, dims, [(rows, taps) if by_row else (taps, rows)], groups, init=-1)[0]
 
 
 def _windows(made: Marked, stride: Triple, rows: int) -> list[int]:
@@ -218,12 +218,19 @@ def windows_input(
 
 
 def submanifold_map(
-    coords: mx.array, made: Marked, size: Triple, dilation: Triple = (1, 1, 1), active: int | None = None
+    coords: mx.array,
+    made: Marked,
+    size: Triple,
+    dilation: Triple = (1, 1, 1),
+    active: int | None = None,
+    *,
+    by_row: bool = False,
 ) -> OwnMap:
     """Map of the marked sites `coords` onto themselves, centred, odd sizes. active: rows without padding."""
     n, taps = coords.shape[0], math.prod(size)
     bit, window = tap_order(size, n if active is None else active)
-    dims = [n, *size, *dilation, *made.extent.low, *made.extent.span, cells(made.extent), window]
+    dims = [n, *size, *dilation, *made.extent.low, *made.extent.span, cells(made.extent), window, int(by_row)]
     groups = (blocks(n, MAX_THREADS), 1, 1)
     inputs = [coords, made.bits, made.before, made.ends, bit]
-    return OwnMap(*launch("submanifold_bits", inputs, dims, [(taps, n), (n,)], groups))
+    shapes = [(n, taps) if by_row else (taps, n), (n,)]
+    return OwnMap(*launch("submanifold_bits", inputs, dims, shapes, groups))

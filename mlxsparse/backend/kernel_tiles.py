@@ -92,16 +92,18 @@ def tap_tiles(
     size: tuple[int, ...] | None = None,
     active: int | None = None,
     keys: mx.array | None = None,
+    *,
     sort: bool = True,
+    by_row: bool = False,
 ) -> TapTiles:
-    """Order one side of a kernel map: nbr (T, M) int32, -1 where there is no pair.
+    """Order one side of a kernel map: nbr (T, M), by row (M, T), int32, -1 where there is no pair.
 
     sources: rows on the other side; a larger number in nbr is no pair. size: of the kernel, its product T.
     active: rows from here on have no pair; order and sums depend on it and not on M. keys: of a map that was
     made with them. sort: False leaves the rows as they are.
     """
     check_array("nbr", nbr, 2, mx.int32)
-    taps, m = nbr.shape
+    taps, m = reversed(nbr.shape) if by_row else nbr.shape
     places = blocks(m, PLACES) * PLACES
     words = blocks(taps, 32)
     active = m if active is None else min(active, m)
@@ -121,12 +123,12 @@ def tap_tiles(
             whole = size is not None and int(np.prod(size)) == taps
             bit, window = tap_order(size if size is not None and whole else (taps,), active)
             groups = (blocks(m, MAX_THREADS), 1, 1)
-            keys = launch("tap_keys", [nbr, bit], [m, taps, window], [(m,)], groups)[0]
+            keys = launch("tap_keys", [nbr, bit], [m, taps, window, int(by_row)], [(m,)], groups)[0]
         order = mx.argsort(keys).view(mx.int32)
     ordered = (places // 32, taps, 32) if grouped else (taps, places)
     steps = (32 * taps, 32) if grouped else (32, places)
     shapes = [ordered, (places,), (places // 32, words)]
-    dims = [sources, m, taps, places, *steps]
+    dims = [sources, m, taps, places, *steps, int(by_row)]
     tiled, rows, masks = launch("tap_tiles", [nbr, order], dims, shapes, (places // MAX_THREADS, words, 1))
     return TapTiles(tiled, rows, masks, sources, m, active)
 

@@ -12,7 +12,7 @@ from mlxsparse.backend import kernel_tiles as kt
 from mlxsparse.testing import oracle
 
 from .cases_coords import GEOMETRIES, tables, within
-from .cases_sites import equal_order, extent_of
+from .cases_sites import OWN, equal_order, extent_of
 from .common import Case, equal, integers, sites, sized
 
 PADDING = np.full((3, 4), (-1, 7, 7, 7))
@@ -82,7 +82,9 @@ def sets_and_maps() -> None:
                 near, far_side = (nbr, back) if forward else (back, nbr)
                 got = kb.site_map(coords, made, m)
                 equal(got, near, f"map {what}")
+                equal(kb.site_map(coords, made, m, by_row=True), near.T, f"map by row {what}")
                 equal(kc.flipped(got, n), far_side, f"flipped map {what}")
+                equal(kc.flipped(got.T, n, by_row=True), far_side, f"flipped by row {what}")
                 equal(kc.flipped(got, n // 2), far_side[:, : n // 2], f"flipped map of fewer rows {what}")
                 equal(kb.site_map(coords, made, m // 2), near[:, : m // 2], f"few {what}")
 
@@ -137,13 +139,16 @@ def mirrored() -> None:
         c = oracle.parent_support(sites(45, n, sized(8, 30)), (1, 1, 1))
         _, made = mark(c, ((1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1)))
         rows = np.concatenate([c, np.full((2, 4), (-1, 0, 0, 0))])
-        for size, d in (((3, 3, 3), (1, 1, 1)), ((3, 1, 5), (2, 1, 1)), ((1, 1, 1), (1, 1, 1))):
+        for size, d in OWN:
             p = tuple(k // 2 * e for k, e in zip(size, d))
             pairs = oracle.conv_pairs(c, c, size, (1, 1, 1), p, d)
             nbr, _ = tables(pairs, int(np.prod(size)), len(rows), len(rows))
             found = kb.submanifold_map(integers(rows), made, size, d, len(c))
             equal(found.nbr, nbr, f"map {size}")
             equal_order(found.keys, found.nbr, size, len(c))
+            turned = kb.submanifold_map(integers(rows), made, size, d, len(c), by_row=True)
+            equal(turned.nbr, nbr.T, f"map by row {size}")
+            equal(turned.keys, np.array(found.keys), f"keys by row {size}")
             few = len(c) // 2  # marked sites without a row have no pair
             found = kb.submanifold_map(integers(c[:few]), made, size, d)
             equal(found.nbr, np.where(nbr[:, :few] < few, nbr[:, :few], -1), f"few {size}")
