@@ -135,10 +135,10 @@ def counted(
     groups = (max(len(sets), 1), 1, 1)
     ends, *found = launch("set_facts", [status, totals, outside], [len(sets), *spans], shapes, groups)
     require_values(*found)
-    repeated, *bounds = (np.array(a) for a in found)
-    biased = np.concatenate(bounds[:4]).reshape(2, 4)
-    biased = np.stack([~biased[1], biased[0]])
-    counts = [(int(number), bool(lost)) for number, lost in bounds[4 : 4 + len(sets)]]
+    (repeated, _), *pairs = (np.array(a).tolist() for a in found)
+    high, low = pairs[0] + pairs[1], pairs[2] + pairs[3]
+    bounds = [[2**31 - 1 - v for v in low], [v - 2**31 for v in high]]  # see kernels/coord_hash_insert.metal
+    counts = [(number, lost != 0) for number, lost in pairs[4 : 4 + len(sets)]]
     made = []
     for i, (extent, geometry) in enumerate(sets):
         if len(sets) > 1:
@@ -148,7 +148,7 @@ def counted(
         else:
             whole = bits, before, ends
         made.append(Marked(*whole, found[5 + i], extent, geometry))
-    return made, Facts(bool(repeated[0]), (biased ^ np.uint32(1 << 31)).view(np.int32), counts)
+    return made, Facts(repeated != 0, np.array(bounds, np.int32), counts)
 
 
 @functools.cache

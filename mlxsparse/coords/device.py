@@ -93,19 +93,21 @@ def derived(
     capacity: int | None,
 ) -> Record:
     """Record of a created set; its count is read, but for one made from a set of fixed capacity."""
-    # Where the host knows that the sites lie too far apart to be numbered, it reads the count after all.
-    bound = static.reached(key._record, kernel, support)
-    numbered = key._record._extent is None or (bound is not None and bound.fits)
-    if key.fixed_capacity and capacity is not None and numbered:
-        return static.derived(key, kernel, support, lattice, bounds, capacity)
     source = key._record
+    if key.fixed_capacity and capacity is not None:
+        # Where the host knows that the sites lie too far apart to be numbered, it reads the count after all.
+        bound = static.reached(source, kernel, support)
+        if source._extent is None or (bound is not None and bound.fits):
+            return static.derived(key, kernel, support, lattice, bounds, capacity)
     forward = support != "generative"
-    size, stride, padding, dilation = static.geometry(kernel, support)
-    extent = kernel_sites.reached_extent(source.extent, size, stride, padding, dilation, forward)
+    size, stride, padding, dilation = shape = static.geometry(kernel, support)
     within = None if support == "parents" else bounds
+    geometry = Geometry(*shape, within, forward)
+    if source.ahead is not None and source.ahead.step == geometry:
+        return _marked(source, source.ahead.marks.extent, geometry, support, lattice, bounds, capacity)
+    extent = kernel_sites.reached_extent(source.extent, *shape, forward)
     close = kernel_bits.takes(size, dilation) and 0 not in (within or ())
     if close and kernel_bits.worthwhile(extent, source.coords.shape[0]):
-        geometry = Geometry(size, stride, padding, dilation, within, forward)
         return _marked(source, extent, geometry, support, lattice, bounds, capacity)
     made: Reached | None = None
     if extent.fits:
