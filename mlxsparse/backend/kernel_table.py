@@ -19,10 +19,7 @@ class Kernel(NamedTuple):
 
 
 _HASH, _ROWS = ("site_rows.h", "coord_hash.h"), ("rows.h",)
-_HASH, _ROWS = ("site_rows.h", "coord_hash.h"), ("rows.h",)
 _FIXED = ("norm.h", "norm_fixed.h")
-_SITES, _OWN = ("site_rows.h", "site_bits.h"), {"nbr": _I, "keys": _U}
-_BITS = {"bits": _U, "before": _I, "ends": _I}
 _SITES, _OWN = ("site_rows.h", "site_bits.h"), {"nbr": _I, "keys": _U}
 _BITS = {"bits": _U, "before": _I, "ends": _I}
 _BLOCK, _ATTEND = ("tile.h", "stage.h"), ("tile.h", "stage.h", "attend.h", "block_scores.h")
