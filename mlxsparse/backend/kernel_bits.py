@@ -84,22 +84,29 @@ def _shape(g: Geometry, extent: Extent) -> list[int]:
     return [*dims, *extent.low, *extent.span, cells(extent)]
 
 
+@functools.lru_cache(maxsize=256)
+def _array(values: tuple[int, ...]) -> mx.array:
+    return mx.array(values, dtype=mx.int32)
+
+
 def _ones(coords: mx.array, sets: Sequence[Box]) -> tuple[mx.array, mx.array, mx.array, mx.array, list[int]]:
     """Bits, before, totals and status of sets side by side; first and number of the totals of each."""
     check_coords("coords", coords)
     n = coords.shape[0]
-    dims, spans, start = [n, len(sets)], [], 0
+    shapes: list[int] = []
+    spans, start = [], 0
     for extent, geometry in sets:
         parts = blocks(cells(extent), STRETCH)
-        dims += [*_shape(geometry, extent), start * PER_STRETCH]
+        shapes += [*_shape(geometry, extent), start * PER_STRETCH]
         spans += [start, parts]
         start += parts
     count = start * PER_STRETCH
     groups = (blocks(n, MAX_THREADS), 1, 1)
-    bits, status = launch("site_bits", [coords], dims, [(8 * count,), (8,)], groups, init=0)
+    inputs, words = [coords, _array(tuple(shapes))], [(8 * count,), (8,)]
+    bits, status = launch("site_bits", inputs, [n, len(sets)], words, groups, init=0)
     # Totals and ends are longer by what a short input of a kernel would be padded by.
-    shapes = [(count,), (start + SMALL,)]
-    before, totals = launch("bit_counts", [bits], [count], shapes, (start, 1, 1))
+    long = [(count,), (start + SMALL,)]
+    before, totals = launch("bit_counts", [bits], [count], long, (start, 1, 1))
     return bits, before, totals, status, spans
 
 
@@ -133,7 +140,8 @@ def counted(
         bits, before, totals, outside, spans = _ones(coords, sets)
     shapes = [(totals.size,), *[(2,)] * 9]
     groups = (max(len(sets), 1), 1, 1)
-    ends, *found = launch("set_facts", [status, totals, outside], [len(sets), *spans], shapes, groups)
+    dims = [len(sets), *spans, *[0] * (2 * (MOST_SETS - len(sets)))]
+    ends, *found = launch("set_facts", [status, totals, outside], dims, shapes, groups)
     require_values(*found)
     (repeated, _), *pairs = (np.array(a).tolist() for a in found)
     high, low = pairs[0] + pairs[1], pairs[2] + pairs[3]

@@ -110,7 +110,7 @@ KERNELS: dict[str, Kernel] = {
         {"ends": _I, **dict.fromkeys(("repeated", "high_bx", "high_yz", "low_bx", "low_yz"), _U),
          **dict.fromkeys(("count0", "count1", "count2", "count3"), _I)},
     ),
-    "site_bits": Kernel({"coords": _I}, {"bits": _U, "status": _U}, _SITES),
+    "site_bits": Kernel({"coords": _I, "boxes": _I}, {"bits": _U, "status": _U}, _SITES),
     "site_map": Kernel({"coords": _I, **_BITS}, {"source": _I}, _SITES),
     "site_keys": Kernel({"coords": _I}, {"keys": _L, "status": _U}),
     "submanifold_bits": Kernel({"coords": _I, **_BITS, "bit": _I}, _OWN, (*_SITES, "tap_key.h")),
