@@ -302,7 +302,7 @@ def _grad_call(
     del shape["KEEP"]  # both sides stream
     parts = ready(
         "conv_tiles_grad",
-        [n, size, places, taps, red, outs, run, along, plain, *steps],
+        [n, size, places, taps, red, outs, run, along, plain, *steps, runs],
         [(runs, outs, taps, red)],
         (taps, runs, pieces),
         tile.threads,
