@@ -36,6 +36,7 @@ WINDOW = 1 << 20  # rows that are ordered by taps together
 WINDOWS = 31  # that a sort key tells apart
 KEY_BITS = 27  # taps that a sort key tells apart
 GRAD_GROUPS = 4096  # threadgroups that a weight gradient is divided into, at most
+GRAD_RUN = 2048  # places of a run, at least: each run writes sums of every weight
 GRAD_BYTES = 1 << 28  # of its partial sums, at most
 OFFSETS = 2**31  # copies of 16 bytes that a kernel can address
 # Keep the row numbers of 32 places together: a tile reads one stretch of memory and not one for each tap.
@@ -306,13 +307,13 @@ def _grad_call(
     most = min(GRAD_GROUPS // max(1, taps * pieces), GRAD_BYTES // max(1, 4 * taps * outs * red))
     # Rows with pairs come first (tap_keys): how they are divided depends on nothing else.
     used = max(1, blocks(active, PLACES)) * PLACES
-    run = blocks(used, max(1, min(most, used // 1024)) * PLACES) * PLACES
+    run = blocks(used, max(1, min(most, used // GRAD_RUN)) * PLACES) * PLACES
     runs = blocks(used, run)
     shape = tile.sizes()
     del shape["KEEP"]  # both sides stream
     parts = ready(
         "conv_tiles_grad",
-        [n, size, places, taps, red, outs, run, along, plain, *steps],
+        [n, size, places, taps, red, outs, run, along, plain, *steps, runs],
         [(runs, outs, taps, red)],
         (taps, runs, pieces),
         tile.threads,
