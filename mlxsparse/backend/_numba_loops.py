@@ -54,6 +54,51 @@ def add_gathered(total: np.ndarray, target: np.ndarray, source: np.ndarray, rank
             total[row, c] += source[rank, c]
 
 
+@njit(nogil=True, cache=True, error_model="numpy")
+def activate(
+    x: np.ndarray,
+    scale: np.ndarray,
+    shift: np.ndarray,
+    add: np.ndarray,
+    relu: bool,
+    length: int,
+    y: np.ndarray,
+) -> None:
+    """y = x * scale + shift + add, at least 0 with `relu`; flat arrays of rows, `length` whole rows at a time."""
+    channels = len(scale)
+    factors = np.empty((2, length if channels else 0), np.float32)
+    for i in range(0, length, max(channels, 1)):
+        for c in range(channels):
+            factors[0, i + c], factors[1, i + c] = scale[c], shift[c]
+    for first in range(0, len(x), length):
+        size = min(length, len(x) - first)
+        value, part = x[first : first + size], y[first : first + size]
+        if channels:
+            for i in range(size):
+                part[i] = value[i] * factors[0, i] + factors[1, i]
+            value = part
+        if len(add):
+            more = add[first : first + size]
+            for i in range(size):
+                part[i] = value[i] + more[i]
+            value = part
+        if relu:
+            for i in range(size):
+                v = value[i]
+                part[i] = np.float32(0) if v < 0 else v  # NaN stays
+        elif channels == 0 and len(add) == 0:
+            part[:] = value
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def put_columns(source: np.ndarray, y: np.ndarray, first: int) -> None:
+    """y[:, first : first + C] = source."""
+    channels = source.shape[1]
+    for i in range(len(source)):
+        for c in range(channels):
+            y[i, first + c] = source[i, c]
+
+
 @njit(inline="always")
 def _larger(current: float, value: float) -> float:
     """As np.maximum: a NaN that is there stays, one that comes wins."""

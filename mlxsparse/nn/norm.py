@@ -10,14 +10,47 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.nn import Module
+from mlx.nn import Identity, Module
 
 from ..backend.library import fused
-from ..engine import norm, norm_kernel
+from ..engine import norm, norm_kernel, pointwise
 from ..errors import ShapeError
 from ..ops.check import check_tensor
-from ..tensor import SparseTensor
-from .activations import live_rows
+from ..tensor import SparseTensor, require_same_key
+from .activations import ReLU, live_rows
+
+
+def norm_act(norm: Module, act: Module, x: SparseTensor, add: SparseTensor | None = None) -> SparseTensor:
+    """``act(norm(x) + add)``, without `add` ``act(norm(x))``, for layers and a tensor with x's key.
+
+    One pass over the features where the layers are a BatchNorm (or Identity) and a ReLU in evaluation.
+    """
+    if type(act) is ReLU:
+        y = _in_one_pass(norm, x, add, relu=True)
+        if y is not None:
+            return y
+    y = norm(x)
+    return act(y if add is None else y + add)
+
+
+def _in_one_pass(norm: Module, x: SparseTensor, add: SparseTensor | None, relu: bool) -> SparseTensor | None:
+    """norm(x) + add and a ReLU on the host; None where that is not possible."""
+    plain = type(norm) is Identity
+    if not plain and (type(norm) is not BatchNorm or norm.training or not norm.track_running_stats):
+        return None
+    arrays = [] if plain else [v for v in norm.values() if isinstance(v, mx.array)]
+    rows = [live_rows(v) for v in (x, add) if v is not None]
+    if not pointwise.direct(*rows, *arrays):
+        return None
+    if add is not None:
+        require_same_key(x, add, "+")
+    scale = shift = None
+    if not plain:
+        _check(x, norm.num_features, norm)
+        vectors = norm.running_mean, norm.running_var, norm.get("weight"), norm.get("bias")
+        scale, shift = pointwise.running(*vectors, norm.eps)
+    y = x.replace(pointwise.activated(rows[0], scale, shift, *rows[1:], relu=relu), clean=plain)
+    return y if add is None else y.noting(add)
 
 
 @fused
@@ -67,6 +100,9 @@ class BatchNorm(Module):
         _check(x, self.num_features, self)
         weight, bias = self.get("weight"), self.get("bias")
         if not self.training and self.track_running_stats:
+            done = _in_one_pass(self, x, None, relu=False)
+            if done is not None:
+                return done
             if weight is None:
                 weight, bias = mx.ones((self.num_features,)), mx.zeros((self.num_features,))
             eps = mx.array(self.eps)
