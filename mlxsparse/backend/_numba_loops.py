@@ -66,28 +66,29 @@ def activate(
 ) -> None:
     """y = x * scale + shift + add, at least 0 with `relu`; flat arrays of rows, `length` whole rows at a time."""
     channels = len(scale)
-    factors = np.empty((2, length if channels else 0), np.float32)
-    for i in range(0, length, max(channels, 1)):
-        for c in range(channels):
-            factors[0, i + c], factors[1, i + c] = scale[c], shift[c]
-    for first in range(0, len(x), length):
-        size = min(length, len(x) - first)
-        value, part = x[first : first + size], y[first : first + size]
+    factor = np.empty(length if channels else 0, np.float32)
+    offset = np.empty_like(factor)
+    for i in range(0, len(factor), max(channels, 1)):
+        factor[i : i + channels] = scale
+        offset[i : i + channels] = shift
+    for first in range(0, len(y), length):
+        size = min(length, len(y) - first)
+        part = y[first : first + size]
+        if len(x):
+            value = x[first : first + size]
+            for i in range(size):
+                part[i] = value[i]
+        # One array in and out: LLVM makes vectors of such loops.
         if channels:
             for i in range(size):
-                part[i] = value[i] * factors[0, i] + factors[1, i]
-            value = part
+                part[i] = part[i] * factor[i] + offset[i]
         if len(add):
             more = add[first : first + size]
             for i in range(size):
-                part[i] = value[i] + more[i]
-            value = part
+                part[i] += more[i]
         if relu:
             for i in range(size):
-                v = value[i]
-                part[i] = np.float32(0) if v < 0 else v  # NaN stays
-        elif channels == 0 and len(add) == 0:
-            part[:] = value
+                part[i] = np.float32(0) if part[i] < 0 else part[i]  # NaN stays
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

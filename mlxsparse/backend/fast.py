@@ -285,6 +285,13 @@ def put_products(
     _products().put_products(blas, x, _or_none(order), weight, ranks, rows, y, *room)
 
 
+def rows_times(
+    blas: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, y: np.ndarray
+) -> None:
+    """y = x @ weight + bias, for more than one row."""
+    _products().rows_times(blas, x, weight, np.empty(0, np.float32) if bias is None else bias, y)
+
+
 _RANKS_ARE_ROWS = np.empty(0, np.int32)
 
 

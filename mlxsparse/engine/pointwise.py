@@ -15,7 +15,7 @@ from ..backend import executor, fast
 from ..backend.autodiff import traced
 from ..backend.host import empty, num_threads, parallel, view, view32
 
-PIECE = 2048  # values of a step, which stay in cache
+PIECE = 1024  # values of a step, which stay in cache
 LARGE = 1 << 21  # values from which threads share a pass
 
 
