@@ -95,8 +95,13 @@ def activate(
 def put_columns(source: np.ndarray, y: np.ndarray, first: int) -> None:
     """y[:, first : first + C] = source."""
     channels = source.shape[1]
+    fours = channels // 4 * 4
     for i in range(len(source)):
-        for c in range(channels):
+        for c in range(0, fours, 4):  # rows are too short for LLVM's own vectors
+            a, b, d, e = source[i, c], source[i, c + 1], source[i, c + 2], source[i, c + 3]
+            y[i, first + c], y[i, first + c + 1] = a, b
+            y[i, first + c + 2], y[i, first + c + 3] = d, e
+        for c in range(fours, channels):
             y[i, first + c] = source[i, c]
 
 

@@ -31,16 +31,20 @@ def activated(
     add: mx.array | None = None,
     *,
     relu: bool = True,
+    own: bool = False,
 ) -> mx.array:
-    """x * scale + shift + add, then max(., 0) with `relu`: x and add (n, C), scale and shift (C,) float32."""
+    """x * scale + shift + add, then max(., 0) with `relu`: x and add (n, C), scale and shift (C,) float32.
+
+    own: nothing else will read x, whose memory the result gets.
+    """
     rows, channels = x.shape
-    out, y = empty((rows, channels), mx.float32)
+    out, y = (x, view(x)) if own else empty((rows, channels), mx.float32)
     if out.size == 0:
         return out
     length = max(1, PIECE // channels) * channels  # whole rows
     none = np.empty(0, np.float32)
     factors = (none, none) if scale is None or shift is None else (scale, shift)
-    source, target = view32(x).reshape(-1), y.reshape(-1)
+    source, target = none if own else view32(x).reshape(-1), y.reshape(-1)
     more = none if add is None else view32(add).reshape(-1)
     run = fast.loops().activate if fast.available() else _activate
     parts = 1 if out.size < LARGE else 2 * num_threads()
@@ -63,21 +67,20 @@ def _activate(
     length: int,
     y: np.ndarray,
 ) -> None:
-    """activated of flat arrays, whole rows, by pieces of `length` values."""
+    """`activated` of flat arrays, whole rows, by pieces of `length` values; without x, y is the source."""
     if len(scale):
         scale, shift = (np.tile(v, length // len(v)) for v in (scale, shift))
-    for first in range(0, len(x), length):
+    for first in range(0, len(y), length):
         part = y[first : first + length]
-        value = x[first : first + length]
+        if len(x):
+            part[:] = x[first : first + length]
         if len(scale):
-            value = np.multiply(value, scale[: len(part)], out=part)
+            part *= scale[: len(part)]
             part += shift[: len(part)]
         if len(add):
-            value = np.add(value, add[first : first + length], out=part)
+            part += add[first : first + length]
         if relu:
-            np.maximum(value, 0, out=part)
-        elif value is not part:
-            part[:] = value
+            np.maximum(part, 0, out=part)
 
 
 def running(

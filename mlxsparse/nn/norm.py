@@ -18,38 +18,53 @@ from ..errors import ShapeError
 from ..ops.check import check_tensor
 from ..tensor import SparseTensor, require_same_key
 from .activations import ReLU, live_rows
+from .conv import Conv3d, ConvTranspose3d, GenerativeConvTranspose3d, SubmConv3d
+
+CONVOLUTIONS = (SubmConv3d, Conv3d, ConvTranspose3d, GenerativeConvTranspose3d)  # whose results are new
 
 
-def norm_act(norm: Module, act: Module, x: SparseTensor, add: SparseTensor | None = None) -> SparseTensor:
+def conv_norm_act(
+    conv: Module, norm: Module, act: Module, x: SparseTensor, add: SparseTensor | None = None, **kwargs: Any
+) -> SparseTensor:
+    """``act(norm(conv(x, **kwargs)) + add)``, as `norm_act`; the convolution's result is not kept."""
+    return norm_act(norm, act, conv(x, **kwargs), add, _own=type(conv) in CONVOLUTIONS)
+
+
+def norm_act(
+    norm: Module, act: Module, x: SparseTensor, add: SparseTensor | None = None, *, _own: bool = False
+) -> SparseTensor:
     """``act(norm(x) + add)``, without `add` ``act(norm(x))``, for layers and a tensor with x's key.
 
     One pass over the features where the layers are a BatchNorm (or Identity) and a ReLU in evaluation.
     """
-    if type(act) is ReLU:
-        y = _in_one_pass(norm, x, add, relu=True)
+    if type(act) is ReLU and type(norm) in (BatchNorm, Identity):
+        y = _in_one_pass(norm, x, add, relu=True, own=_own)
         if y is not None:
             return y
     y = norm(x)
     return act(y if add is None else y + add)
 
 
-def _in_one_pass(norm: Module, x: SparseTensor, add: SparseTensor | None, relu: bool) -> SparseTensor | None:
-    """norm(x) + add and a ReLU on the host; None where that is not possible."""
-    plain = type(norm) is Identity
-    if not plain and (type(norm) is not BatchNorm or norm.training or not norm.track_running_stats):
-        return None
-    arrays = [] if plain else [v for v in norm.values() if isinstance(v, mx.array)]
+def _in_one_pass(
+    norm: Module, x: SparseTensor, add: SparseTensor | None = None, *, relu: bool = False, own: bool = False
+) -> SparseTensor | None:
+    """norm(x) + add and a ReLU on the host, in x's memory if it is our own; None where not possible."""
+    vectors: list[Any] = []
+    plain = isinstance(norm, Identity)
+    if not plain:
+        if norm.training or not norm.track_running_stats:
+            return None
+        vectors = [norm.running_mean, norm.running_var, norm.get("weight"), norm.get("bias")]
     rows = [live_rows(v) for v in (x, add) if v is not None]
-    if not pointwise.direct(*rows, *arrays):
+    if not pointwise.direct(*rows, *(v for v in vectors if v is not None)):
         return None
     if add is not None:
         require_same_key(x, add, "+")
     scale = shift = None
     if not plain:
         _check(x, norm.num_features, norm)
-        vectors = norm.running_mean, norm.running_var, norm.get("weight"), norm.get("bias")
         scale, shift = pointwise.running(*vectors, norm.eps)
-    y = x.replace(pointwise.activated(rows[0], scale, shift, *rows[1:], relu=relu), clean=plain)
+    y = x.replace(pointwise.activated(rows[0], scale, shift, *rows[1:], relu=relu, own=own), clean=plain)
     return y if add is None else y.noting(add)
 
 
@@ -100,7 +115,7 @@ class BatchNorm(Module):
         _check(x, self.num_features, self)
         weight, bias = self.get("weight"), self.get("bias")
         if not self.training and self.track_running_stats:
-            done = _in_one_pass(self, x, None, relu=False)
+            done = _in_one_pass(self, x)
             if done is not None:
                 return done
             if weight is None:
