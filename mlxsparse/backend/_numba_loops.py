@@ -64,7 +64,10 @@ def activate(
     length: int,
     y: np.ndarray,
 ) -> None:
-    """y = x * scale + shift + add, at least 0 with `relu`; flat arrays of rows, `length` whole rows at a time."""
+    """y = x * scale + shift + add, at least 0 with `relu`: whole rows, flat, `length` values at a time.
+
+    What is empty is left out; without x, y is the source.
+    """
     channels = len(scale)
     factor = np.empty(length if channels else 0, np.float32)
     offset = np.empty_like(factor)

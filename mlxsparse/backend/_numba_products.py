@@ -14,7 +14,7 @@ from ._numba_loops import AHEAD, prefetch_row
 
 _ROW_MAJOR, _AS_IT_IS, _TRANSPOSED = 101, 111, 112  # of CBLAS
 LANES = 8  # channels of one vector
-UNPACKED = 1_000_000  # multiply-adds up to which OpenBLAS reads matrices where they lie, an eighth to a fifth faster
+UNPACKED = 1_000_000  # multiply-adds up to which OpenBLAS copies no matrix: an eighth to a fifth faster
 
 
 def _call(builder: Any, address: Any, *arguments: Any) -> None:
@@ -54,8 +54,11 @@ def _gemv(context: Any, address: Any, n: Any, k: Any, a: Any, b: Any, c: Any) ->
 
 @njit(inline="always")
 def _pieces(m: int, n: int, k: int) -> int:
-    """In how many parts rows of a product are taken, about equal: one row alone would be rounded as _gemv does."""
-    return max(1, min(m // 8, -(-m * n * k // UNPACKED)))
+    """In how many parts to take m rows, about equal: one row alone might be rounded otherwise.
+
+    So are columns past the last sixteenth one, of which OpenBLAS has two forms.
+    """
+    return 1 if n % 16 else max(1, min(m // 8, -(-m * n * k // UNPACKED)))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -147,7 +150,7 @@ def put_products(
 def rows_times(blas: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray, y: np.ndarray) -> None:
     """y = x @ weight + bias, which may be empty."""
     m, n, k = len(x), weight.shape[1], x.shape[1]
-    pieces = max(_pieces(m, n, k), m // 1024)
+    pieces = 1 if n % 16 else max(_pieces(m, n, k), m // 1024)
     for p in range(pieces):
         low, high = p * m // pieces, (p + 1) * m // pieces
         part = y[low:high]

@@ -43,7 +43,7 @@ def activated(
         return out
     length = max(1, PIECE // channels) * channels  # whole rows
     none = np.empty(0, np.float32)
-    factors = (none, none) if scale is None or shift is None else (scale, shift)
+    scale, shift = (none, none) if scale is None or shift is None else (scale, shift)
     source, target = none if own else view32(x).reshape(-1), y.reshape(-1)
     more = none if add is None else view32(add).reshape(-1)
     run = fast.loops().activate if fast.available() else _activate
@@ -52,7 +52,7 @@ def activated(
 
     def work(i: int) -> None:
         here = slice(edges[i], edges[i + 1])
-        run(source[here], *factors, more[here], relu, length, target[here])
+        run(source[here], scale, shift, more[here], relu, length, target[here])
 
     parallel(work, parts, small=parts == 1)
     return out
@@ -86,14 +86,13 @@ def _activate(
 def running(
     mean: mx.array, var: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(scale, shift) float32 of a batch normalisation in evaluation."""
-    scale = 1 / np.sqrt(view(var) + np.float64(eps))
-    if weight is not None:
-        scale = scale * view(weight)
-    shift = view(mean) * -scale
-    if bias is not None:
-        shift = shift + view(bias)
-    return scale.astype(np.float32), shift.astype(np.float32)
+    """(scale, shift) float32 of a batch normalisation in evaluation, with the bits of MLX's operations."""
+    scale: np.ndarray = np.float32(1) / np.sqrt(view(var) + np.float32(eps))
+    shift: np.ndarray = -view(mean) * scale
+    if weight is not None and bias is not None:
+        w = view(weight)
+        scale, shift = scale * w, shift * w + view(bias)
+    return scale, shift
 
 
 def beside(arrays: Sequence[mx.array]) -> mx.array:

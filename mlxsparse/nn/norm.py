@@ -23,22 +23,21 @@ from .conv import Conv3d, ConvTranspose3d, GenerativeConvTranspose3d, SubmConv3d
 CONVOLUTIONS = (SubmConv3d, Conv3d, ConvTranspose3d, GenerativeConvTranspose3d)  # whose results are new
 
 
-def conv_norm_act(
-    conv: Module, norm: Module, act: Module, x: SparseTensor, add: SparseTensor | None = None, **kwargs: Any
-) -> SparseTensor:
-    """``act(norm(conv(x, **kwargs)) + add)``, as `norm_act`; the convolution's result is not kept."""
-    return norm_act(norm, act, conv(x, **kwargs), add, _own=type(conv) in CONVOLUTIONS)
-
-
 def norm_act(
-    norm: Module, act: Module, x: SparseTensor, add: SparseTensor | None = None, *, _own: bool = False
+    norm: Module,
+    act: Module,
+    x: SparseTensor,
+    add: SparseTensor | None = None,
+    *,
+    made_by: Module | None = None,
 ) -> SparseTensor:
     """``act(norm(x) + add)``, without `add` ``act(norm(x))``, for layers and a tensor with x's key.
 
     One pass over the features where the layers are a BatchNorm (or Identity) and a ReLU in evaluation.
+    made_by: the convolution that made x, if x is not used again; the result may then get its memory.
     """
     if type(act) is ReLU and type(norm) in (BatchNorm, Identity):
-        y = _in_one_pass(norm, x, add, relu=True, own=_own)
+        y = _in_one_pass(norm, x, add, relu=True, own=type(made_by) in CONVOLUTIONS)
         if y is not None:
             return y
     y = norm(x)
@@ -56,6 +55,8 @@ def _in_one_pass(
             return None
         vectors = [norm.running_mean, norm.running_var, norm.get("weight"), norm.get("bias")]
     rows = [live_rows(v) for v in (x, add) if v is not None]
+    if any(v.shape != rows[0].shape for v in rows):
+        return None
     if not pointwise.direct(*rows, *(v for v in vectors if v is not None)):
         return None
     if add is not None:
@@ -63,7 +64,8 @@ def _in_one_pass(
     scale = shift = None
     if not plain:
         _check(x, norm.num_features, norm)
-        scale, shift = pointwise.running(*vectors, norm.eps)
+        mean, var, weight, bias = vectors
+        scale, shift = pointwise.running(mean, var, weight, bias, norm.eps)
     y = x.replace(pointwise.activated(rows[0], scale, shift, *rows[1:], relu=relu, own=own), clean=plain)
     return y if add is None else y.noting(add)
 
