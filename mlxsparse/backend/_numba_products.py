@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -13,8 +13,8 @@ from numba.extending import intrinsic
 from ._numba_loops import AHEAD, prefetch_row
 
 _ROW_MAJOR, _AS_IT_IS, _TRANSPOSED = 101, 111, 112  # of CBLAS
-LANES = 8  # channels of one vector
 UNPACKED = 1_000_000  # multiply-adds up to which OpenBLAS copies no matrix: an eighth to a fifth faster
+WIDE = bool(binding.get_host_cpu_features().get("avx512f"))  # registers for 8 sums of 16 lanes
 
 
 def _call(builder: Any, address: Any, *arguments: Any) -> None:
@@ -165,22 +165,22 @@ def rows_times(blas: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.nda
 
 
 @intrinsic
-def _add_products(context: Any, x: Any, y: Any, w: Any, k: Any, stride: Any) -> Any:
-    """y[r][:LANES] += x[r][:k] @ w[:k, :LANES] for rows and w by address; x, y: tuples of as many rows.
+def _add_products(context: Any, lanes: Any, x: Any, y: Any, w: Any, k: Any, stride: Any) -> Any:
+    """y[r][:L] += x[r][:k] @ w[:k, :L] for rows and w by address; x, y: tuples of as many rows, lanes of L.
 
     As BLAS does: from 0, one fused multiply-add after the other, then added. Rows of w are `stride` apart.
     """
 
     def generate(target: Any, builder: Any, signature: Any, args: Any) -> Any:
-        x, y, w, k, stride = args
+        _, x, y, w, k, stride = args
+        width, count = (signature.args[i].count for i in (0, 1))
         f32, i32 = ir.FloatType(), ir.IntType(32)
-        vector = ir.VectorType(f32, LANES)
-        everywhere = ir.Constant(ir.VectorType(i32, LANES), [i32(0)] * LANES)
+        vector = ir.VectorType(f32, width)
+        everywhere = ir.Constant(ir.VectorType(i32, width), [i32(0)] * width)
         kind = ir.FunctionType(vector, [vector] * 3)
-        fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
-        count = signature.args[0].count
+        fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{width}f32")
         rows = [builder.inttoptr(builder.extract_value(x, r), f32.as_pointer()) for r in range(count)]
-        sums = [cgutils.alloca_once_value(builder, vector([f32(0.0)] * LANES)) for _ in rows]
+        sums = [cgutils.alloca_once_value(builder, vector([f32(0.0)] * width)) for _ in rows]
         w = builder.inttoptr(w, f32.as_pointer())
         with cgutils.for_range(builder, k) as loop:
             weight = builder.gep(w, [builder.mul(loop.index, stride)])
@@ -196,7 +196,7 @@ def _add_products(context: Any, x: Any, y: Any, w: Any, k: Any, stride: Any) -> 
             builder.store(builder.fadd(before, builder.load(total)), place, align=4)
         return target.get_dummy_value()
 
-    return types.void(x, y, w, k, stride), generate
+    return types.void(lanes, x, y, w, k, stride), generate
 
 
 @njit(inline="always")
@@ -207,6 +207,7 @@ def _row(base: int, rank: int, order: np.ndarray, stride: int) -> int:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def convolve_few(
+    lanes: tuple[int, ...],
     blas: np.ndarray,
     x: np.ndarray,
     order: np.ndarray,
@@ -221,7 +222,8 @@ def convolve_few(
 ) -> None:
     """Blocks of output ranks between the edges: y = bias + x[i] @ taps[t], eight rows at a time in registers.
 
-    bounds (blocks + 1, T): pairs of each tap. taps and bias have n channels, a multiple of LANES; y may not.
+    bounds (blocks + 1, T): pairs of each tap. lanes: as many as channels in a vector. taps and bias have a
+    multiple of them, y may not.
     """
     k, n, channels = taps.shape[1], taps.shape[2], y.shape[1]
     in_place = n == channels and len(out_order) == 0
@@ -231,7 +233,9 @@ def convolve_few(
     for block in range(len(edges) - 1):
         first, last = edges[block], edges[block + 1]
         zero = 0 if in_place else first  # rank of the first row of total
-        total[first - zero : last - zero] = bias
+        for row in range(first - zero, last - zero):
+            for c in range(n):
+                total[row, c] = bias[c]
         ys = total.ctypes.data - 4 * zero * n
         for t in range(len(taps)):
             a, b = bounds[block, t], bounds[block + 1, t]
@@ -249,7 +253,7 @@ def convolve_few(
                     _row(xs, i[4], order, k), _row(xs, i[5], order, k),
                     _row(xs, i[6], order, k), _row(xs, i[7], order, k),
                 )  # fmt: skip
-                for c in range(0, 4 * n, 4 * LANES):
+                for c in range(0, 4 * n, 4 * len(lanes)):
                     y0 = ys + c
                     places = (
                         _row(y0, o[0], none, n), _row(y0, o[1], none, n),
@@ -257,12 +261,12 @@ def convolve_few(
                         _row(y0, o[4], none, n), _row(y0, o[5], none, n),
                         _row(y0, o[6], none, n), _row(y0, o[7], none, n),
                     )  # fmt: skip
-                    _add_products(rows, places, w + c, k, n)  # type: ignore[call-arg]
+                    _add_products(lanes, rows, places, w + c, k, n)  # type: ignore[call-arg]
                 a += 8
             while a < b:
                 row, place = _row(xs, in_rank[a], order, k), _row(ys, out_rank[a], none, n)
-                for c in range(0, 4 * n, 4 * LANES):
-                    _add_products((row,), (place + c,), w + c, k, n)  # type: ignore[call-arg]
+                for c in range(0, 4 * n, 4 * len(lanes)):
+                    _add_products(lanes, (row,), (place + c,), w + c, k, n)  # type: ignore[call-arg]
                 a += 1
         for rank in range(first, first if in_place else last):
             out = out_order[rank] if len(out_order) else rank

@@ -215,6 +215,11 @@ def convolve_block(
     _products().convolve_block(blas, x, _or_none(order), taps, *ranks, *spans, first, total, *room)
 
 
+def _lanes(channels: int) -> int:
+    """Channels of a vector in `convolve_few`."""
+    return 4 if channels <= 4 else 16 if channels > 8 and _products().WIDE else 8
+
+
 @cache
 def few_channels(ci: int, co: int) -> bool:
     """Whether `convolve_few` takes products (m, ci) @ (ci, co): few channels, and the bits of this BLAS."""
@@ -252,8 +257,11 @@ def convolve_few(
     edges: of blocks of output ranks; bounds (blocks + 1, T): pairs of each tap in them. small: not worth
     waking a thread for.
     """
-    padded = np.zeros((*taps.shape[:2], -(-taps.shape[2] // 8) * 8), np.float32)
-    padded[:, :, : taps.shape[2]] = taps
+    lanes = (0,) * _lanes(taps.shape[2])
+    padded = taps
+    if taps.shape[2] % len(lanes):
+        padded = np.zeros((*taps.shape[:2], -(-taps.shape[2] // len(lanes)) * len(lanes)), np.float32)
+        padded[:, :, : taps.shape[2]] = taps
     start = np.zeros(padded.shape[2], np.float32)
     if bias is not None:
         start[: len(bias)] = bias
@@ -266,7 +274,7 @@ def convolve_few(
     def work(i: int) -> None:
         here = slice(cuts[i], cuts[i + 1] + 1)
         loops = _products()
-        loops.convolve_few(blas, x, orders[0], padded, *ranks, edges[here], bounds[here], start, orders[1], y)
+        loops.convolve_few(lanes, blas, x, orders[0], padded, *ranks, edges[here], bounds[here], start, orders[1], y)
 
     parallel(work, parts, blas=True, small=small)
 
