@@ -16,7 +16,7 @@ import numpy as np
 from .host import blas_addresses, num_threads, parallel, scratch
 
 SMALL = 100_000  # items that one thread does in about the time of waking another
-FEW = 16  # channels up to which rows are multiplied where they lie
+FEW = 64  # channels up to which rows are multiplied where they lie
 
 
 @lru_cache(maxsize=1)

@@ -69,12 +69,13 @@ def view32(a: mx.array) -> np.ndarray:
 def _blank(size: int) -> np.ndarray:
     """Bytes to copy from; never written."""
     global _blanks
-    if len(_blanks) < size:
-        _blanks = np.zeros(1 << (size - 1).bit_length(), np.uint8)
-    return _blanks[:size]
+    if len(_blanks) < size + 2048:
+        _blanks = np.zeros((1 << max(size - 1, 1 << 15).bit_length()) + 2048, np.uint8)
+    # Zen 4 copies ten times slower between places that are about equal within a page, as heads of arrays are.
+    return _blanks[2048 : 2048 + size]
 
 
-_blanks = np.zeros(1 << 16, np.uint8)
+_blanks = np.zeros(0, np.uint8)
 
 
 def empty(shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[mx.array, np.ndarray]:
