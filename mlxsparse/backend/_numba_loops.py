@@ -57,23 +57,27 @@ def add_gathered(total: np.ndarray, target: np.ndarray, source: np.ndarray, rank
 @njit(nogil=True, cache=True, error_model="numpy")
 def activate(
     x: np.ndarray,
-    scale: np.ndarray,
-    shift: np.ndarray,
+    mean: np.ndarray,
+    var: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray,
+    eps: float,
     add: np.ndarray,
     relu: bool,
     length: int,
     y: np.ndarray,
 ) -> None:
-    """y = x * scale + shift + add, at least 0 with `relu`: whole rows, flat, `length` values at a time.
-
-    What is empty is left out; without x, y is the source.
-    """
-    channels = len(scale)
+    """engine.pointwise._activate: whole rows, flat, `length` values at a time. What is empty is left out."""
+    channels = len(mean)
     factor = np.empty(length if channels else 0, np.float32)
     offset = np.empty_like(factor)
-    for i in range(0, len(factor), max(channels, 1)):
-        factor[i : i + channels] = scale
-        offset[i : i + channels] = shift
+    for c in range(channels):
+        scale = np.float32(1) / np.sqrt(var[c] + eps)
+        shift = -mean[c] * scale
+        if len(weight):
+            scale, shift = scale * weight[c], shift * weight[c] + bias[c]
+        for i in range(c, length, channels):
+            factor[i], offset[i] = scale, shift
     for first in range(0, len(y), length):
         size = min(length, len(y) - first)
         part = y[first : first + size]

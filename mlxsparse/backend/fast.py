@@ -266,17 +266,22 @@ def convolve_few(
     if bias is not None:
         start[: len(bias)] = bias
     # Few calls: a thread that wants Python's lock back waits longer than a short call takes.
-    blocks = len(edges) - 1
-    parts = min(1 if small else 2 * num_threads(), blocks)
+    blocks, threads = len(edges) - 1, 1 if small else num_threads()
+    parts = min(2 * threads, blocks) if threads > 1 else 1
     cuts = np.arange(parts + 1) * blocks // max(parts, 1)
     orders = _or_none(order), _or_none(out_order)
 
     def work(i: int) -> None:
         here = slice(cuts[i], cuts[i + 1] + 1)
         loops = _products()
-        loops.convolve_few(lanes, blas, x, orders[0], padded, *ranks, edges[here], bounds[here], start, orders[1], y)
+        loops.convolve_few(
+            lanes, blas, x, orders[0], padded, *ranks, edges[here], bounds[here], start, orders[1], y
+        )
 
-    parallel(work, parts, blas=True, small=small)
+    if parts == 1:
+        work(0)
+    elif parts:
+        parallel(work, parts, blas=True)
 
 
 def put_products(

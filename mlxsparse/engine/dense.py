@@ -10,7 +10,7 @@ import numpy as np
 
 from ..backend import executor, fast
 from ..backend.autodiff import differentiable
-from ..backend.host import empty, parallel, view32
+from ..backend.host import empty, num_threads, parallel, view32
 from . import conv_kernel
 
 CHUNK = 8192  # rows of one product
@@ -61,10 +61,13 @@ def _rows_times(
 ) -> None:
     """out[:count] = a[:count] @ w + bias, chunk by chunk."""
     blas = fast.blas() if min(w.shape) > 1 else None  # else NumPy does not multiply matrices
-    w = np.ascontiguousarray(w)
+    w, step = np.ascontiguousarray(w), CHUNK
+    small = count * w.size < SMALL_WORK
+    if blas is not None and (small or num_threads() == 1):
+        step = max(count, 1)  # in pieces anyway
 
     def work(i: int) -> None:
-        rows = slice(i * CHUNK, min((i + 1) * CHUNK, count))
+        rows = slice(i * step, min((i + 1) * step, count))
         if blas is not None and rows.stop - rows.start > 1:
             fast.rows_times(blas, a[rows], w, bias, out[rows])
             return
@@ -72,7 +75,7 @@ def _rows_times(
         if bias is not None:
             out[rows] += bias
 
-    parallel(work, -(-count // CHUNK), blas=True, small=count * w.size < SMALL_WORK)
+    parallel(work, -(-count // step), blas=True, small=small)
 
 
 def _outer_sum(a: np.ndarray, b: np.ndarray, count: int) -> np.ndarray:

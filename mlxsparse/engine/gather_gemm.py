@@ -217,7 +217,8 @@ def _gather_gemm(
     out, y = empty((rows, channels), mx.float32)
     y[pairs.num_out :] = 0
     blas = fast.blas() if groups == 1 and min(taps.shape[1:]) > 1 else None
-    if bias is None and _at_most_one(pairs):
+    few = blas is not None and fast.few_channels(*taps.shape[1:])
+    if bias is None and not few and _at_most_one(pairs):
         _put_products(y, x, taps, pairs, groups, blas)
         return out
     if blas is not None:

@@ -26,15 +26,16 @@ def direct(*arrays: mx.array) -> bool:
 
 def activated(
     x: mx.array,
-    scale: np.ndarray | None = None,
-    shift: np.ndarray | None = None,
+    norm: Sequence[mx.array] = (),
     add: mx.array | None = None,
     *,
+    eps: float = 0.0,
     relu: bool = True,
     own: bool = False,
 ) -> mx.array:
-    """x * scale + shift + add, then max(., 0) with `relu`: x and add (n, C), scale and shift (C,) float32.
+    """x, normalised, plus `add`, then max(., 0) with `relu`: x and add (n, C).
 
+    norm: running mean, variance, weight and bias (C,) of a batch normalisation, or without the last two.
     own: nothing else will read x, whose memory the result gets.
     """
     rows, channels = x.shape
@@ -42,57 +43,63 @@ def activated(
     if out.size == 0:
         return out
     length = max(1, PIECE // channels) * channels  # whole rows
-    none = np.empty(0, np.float32)
-    scale, shift = (none, none) if scale is None or shift is None else (scale, shift)
-    source, target = none if own else view32(x).reshape(-1), y.reshape(-1)
-    more = none if add is None else view32(add).reshape(-1)
+    vectors = [view(v) for v in norm] + [_NONE] * (4 - len(norm))
+    source, target = _NONE if own else view32(x).reshape(-1), y.reshape(-1)
+    more = _NONE if add is None else view32(add).reshape(-1)
     run = fast.loops().activate if fast.available() else _activate
-    parts = 1 if out.size < LARGE else 2 * num_threads()
+    small = np.float32(eps)
+    if out.size < LARGE:
+        run(source, *vectors, small, more, relu, length, target)
+        return out
+    parts = 2 * num_threads()
     edges = np.arange(parts + 1) * rows // parts * channels
 
     def work(i: int) -> None:
         here = slice(edges[i], edges[i + 1])
-        run(source[here], scale, shift, more[here], relu, length, target[here])
+        run(source[here], *vectors, small, more[here], relu, length, target[here])
 
-    parallel(work, parts, small=parts == 1)
+    parallel(work, parts)
     return out
+
+
+_NONE = np.empty(0, np.float32)
 
 
 def _activate(
     x: np.ndarray,
-    scale: np.ndarray,
-    shift: np.ndarray,
+    mean: np.ndarray,
+    var: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray,
+    eps: np.float32,
     add: np.ndarray,
     relu: bool,
     length: int,
     y: np.ndarray,
 ) -> None:
-    """`activated` of flat arrays, whole rows, by pieces of `length` values; without x, y is the source."""
-    if len(scale):
+    """`activated` of flat arrays, whole rows, by pieces of `length` values; without x, y is the source.
+
+    The order of operations is nn.BatchNorm's, and so are the bits.
+    """
+    scale = shift = _NONE
+    if len(mean):
+        scale = np.float32(1) / np.sqrt(var + eps)
+        shift = -mean * scale
+        if len(weight):
+            scale, shift = scale * weight, shift * weight + bias
         scale, shift = (np.tile(v, length // len(v)) for v in (scale, shift))
-    for first in range(0, len(y), length):
-        part = y[first : first + length]
-        if len(x):
-            part[:] = x[first : first + length]
-        if len(scale):
-            part *= scale[: len(part)]
-            part += shift[: len(part)]
-        if len(add):
-            part += add[first : first + length]
-        if relu:
-            np.maximum(part, 0, out=part)
-
-
-def running(
-    mean: mx.array, var: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """(scale, shift) float32 of a batch normalisation in evaluation, with the bits of MLX's operations."""
-    scale: np.ndarray = np.float32(1) / np.sqrt(view(var) + np.float32(eps))
-    shift: np.ndarray = -view(mean) * scale
-    if weight is not None and bias is not None:
-        w = view(weight)
-        scale, shift = scale * w, shift * w + view(bias)
-    return scale, shift
+    with np.errstate(invalid="ignore", over="ignore"):
+        for first in range(0, len(y), length):
+            part = y[first : first + length]
+            if len(x):
+                part[:] = x[first : first + length]
+            if len(mean):
+                part *= scale[: len(part)]
+                part += shift[: len(part)]
+            if len(add):
+                part += add[first : first + length]
+            if relu:
+                np.maximum(part, 0, out=part)
 
 
 def beside(arrays: Sequence[mx.array]) -> mx.array:

@@ -48,25 +48,26 @@ def _in_one_pass(
     norm: Module, x: SparseTensor, add: SparseTensor | None = None, *, relu: bool = False, own: bool = False
 ) -> SparseTensor | None:
     """norm(x) + add and a ReLU on the host, in x's memory if it is our own; None where not possible."""
-    vectors: list[Any] = []
+    vectors: tuple[mx.array, ...] = ()
     plain = isinstance(norm, Identity)
     if not plain:
         if norm.training or not norm.track_running_stats:
             return None
-        vectors = [norm.running_mean, norm.running_var, norm.get("weight"), norm.get("bias")]
-    rows = [live_rows(v) for v in (x, add) if v is not None]
-    if any(v.shape != rows[0].shape for v in rows):
-        return None
-    if not pointwise.direct(*rows, *(v for v in vectors if v is not None)):
+        vectors = norm["running_mean"], norm["running_var"]
+        vectors += (norm["weight"], norm["bias"]) if "weight" in norm else ()
+    feats, more = live_rows(x), None if add is None else live_rows(add)
+    if more is None:
+        possible = pointwise.direct(feats, *vectors)
+    else:
+        possible = more.shape == feats.shape and pointwise.direct(feats, more, *vectors)
+    if not possible:
         return None
     if add is not None:
         require_same_key(x, add, "+")
-    scale = shift = None
     if not plain:
         _check(x, norm.num_features, norm)
-        mean, var, weight, bias = vectors
-        scale, shift = pointwise.running(mean, var, weight, bias, norm.eps)
-    y = x.replace(pointwise.activated(rows[0], scale, shift, *rows[1:], relu=relu, own=own), clean=plain)
+    made = pointwise.activated(feats, vectors, more, eps=0.0 if plain else norm.eps, relu=relu, own=own)
+    y = x.replace(made, clean=plain)
     return y if add is None else y.noting(add)
 
 

@@ -29,21 +29,28 @@ def random(seed, *shape):
 def test_activated(form, monkeypatch, shape, relu):
     x, more = random(0, *shape), random(1, *shape)
     x.reshape(-1)[:3], more.reshape(-1)[3:5] = [np.nan, np.inf, -np.inf][: x.size], -np.inf
-    scale, shift = random(2, shape[1]), random(3, shape[1])
+    mean, var, weight, bias = (random(i, shape[1]) for i in range(2, 6))
+    var *= var
     given = mx.array(x)
-    for factors in ((None, None), (scale, shift)):
+    for norm in ((), (mean, var), (mean, var, weight, bias)):
         for add in (None, more):
-            wanted = x if factors[0] is None else x * scale + shift
+            scale = 1 / np.sqrt(var + np.float32(1e-5))
+            factors = [scale, -mean * scale]
+            if len(norm) == 4:
+                factors = [scale * weight, factors[1] * weight + bias]
+            wanted = x * factors[0] + factors[1] if norm else x
             wanted = wanted if add is None else wanted + add
             wanted = np.maximum(wanted, 0) if relu else wanted
-            terms = factors + (None if add is None else mx.array(add),)
-            got = pointwise.activated(given, *terms, relu=relu)
+            terms = [mx.array(v) for v in norm], None if add is None else mx.array(add)
+            got = pointwise.activated(given, *terms, eps=1e-5, relu=relu)
             np.testing.assert_array_equal(np.array(got), wanted)
             np.testing.assert_array_equal(np.array(given), x)  # not its own: not written
-            own = pointwise.activated(mx.array(x), *terms, relu=relu, own=True)
+            own = pointwise.activated(mx.array(x), *terms, eps=1e-5, relu=relu, own=True)
             np.testing.assert_array_equal(np.array(own), wanted)
-            monkeypatch.setattr(pointwise, "LARGE", 8)  # threads
-            np.testing.assert_array_equal(np.array(pointwise.activated(given, *terms, relu=relu)), wanted)
+            with monkeypatch.context() as threads:
+                threads.setattr(pointwise, "LARGE", 8)
+                got = pointwise.activated(given, *terms, eps=1e-5, relu=relu)
+            np.testing.assert_array_equal(np.array(got), wanted)
 
 
 def test_beside(form):
