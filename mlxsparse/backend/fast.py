@@ -267,7 +267,7 @@ def convolve_few(
         start[: len(bias)] = bias
     # Few calls: a thread that wants Python's lock back waits longer than a short call takes.
     blocks, threads = len(edges) - 1, 1 if small else num_threads()
-    parts = min(2 * threads, blocks) if threads > 1 else 1
+    parts = min(2 * threads if threads > 1 else 1, blocks)
     cuts = np.arange(parts + 1) * blocks // max(parts, 1)
     orders = _or_none(order), _or_none(out_order)
 

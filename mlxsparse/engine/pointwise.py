@@ -43,20 +43,20 @@ def activated(
     if out.size == 0:
         return out
     length = max(1, PIECE // channels) * channels  # whole rows
-    vectors = [view(v) for v in norm] + [_NONE] * (4 - len(norm))
+    mean, var, weight, bias = [view(v) for v in norm] + [_NONE] * (4 - len(norm))
     source, target = _NONE if own else view32(x).reshape(-1), y.reshape(-1)
     more = _NONE if add is None else view32(add).reshape(-1)
     run = fast.loops().activate if fast.available() else _activate
     small = np.float32(eps)
     if out.size < LARGE:
-        run(source, *vectors, small, more, relu, length, target)
+        run(source, mean, var, weight, bias, small, more, relu, length, target)
         return out
     parts = 2 * num_threads()
     edges = np.arange(parts + 1) * rows // parts * channels
 
     def work(i: int) -> None:
         here = slice(edges[i], edges[i + 1])
-        run(source[here], *vectors, small, more[here], relu, length, target[here])
+        run(source[here], mean, var, weight, bias, small, more[here], relu, length, target[here])
 
     parallel(work, parts)
     return out
