@@ -154,6 +154,7 @@ def main() -> None:
     parser.add_argument("--weights")
     parser.add_argument("--cases", default="channels:.5:8,channels:.75:16,offsets:.5:12")
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--seed", type=int, default=0, help="of the fine-tuning")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--no-score", action="store_true", help="random weights, times only")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
@@ -183,7 +184,7 @@ def main() -> None:
         dense = pruning.copy_of(model)
         result = pruning.prune(
             pruning.copy_of(model), settings, training, held_out,
-            structure=structure, sparsity=float(sparsity), epochs=int(epochs),
+            structure=structure, sparsity=float(sparsity), epochs=int(epochs), seed=options.seed,
         )  # fmt: skip
         print(f"\n{structure}, sparsity {sparsity}, {epochs} epochs of fine-tuning")
         print(pruning.table(result.rows))
