@@ -194,15 +194,20 @@ def main() -> None:
         if options.device == "gpu":
             continue
         os.environ["MLXSPARSE_THREADS"] = "1"
+        times = {}
         for maps in (False, True):
             print(f"processor's time of one thread, kernel maps made {'each time' if maps else 'before'}:")
             for name, pair in (("", (dense, result.model)), (" folded", folded)):
                 a, b = pruning.forward_ms(pair, x, options.repeats, maps=maps, clock=time.process_time)
+                times[maps, name] = b / a
                 print(f"  dense{name} {a:.1f} ms, compressed {b:.1f} ms: {a / b:.2f}x")
         whole, part_of = convolutions([dense.eval(), result.model.eval()], x, options.repeats)
         del os.environ["MLXSPARSE_THREADS"]
         share = {name: round(part_of[name] / whole[name], 3) for name in ("pairs", "work", "ms", "least ms")}
-        print(f"convolutions alone, compressed / dense: {json.dumps(share)}", flush=True)
+        print(f"convolutions alone, compressed / dense: {json.dumps(share)}")
+        over = [times[False, ""], share["ms"]]
+        whole_over, part_over = (value / share["pairs"] for value in over)
+        print(f"time over pairs kept: forward {whole_over:.2f}, convolutions {part_over:.2f}", flush=True)
 
 
 if __name__ == "__main__":
