@@ -265,23 +265,21 @@ def convolve_few(
     start = np.zeros(padded.shape[2], np.float32)
     if bias is not None:
         start[: len(bias)] = bias
-    # Few calls: a thread that wants Python's lock back waits longer than a short call takes.
+    run, orders = _products().convolve_few, (_or_none(order), _or_none(out_order))
     blocks, threads = len(edges) - 1, 1 if small else num_threads()
-    parts = min(2 * threads if threads > 1 else 1, blocks)
+    if threads == 1:
+        if blocks:
+            run(lanes, blas, x, orders[0], padded, *ranks, edges, bounds, start, orders[1], y)
+        return
+    # Few calls: a thread that wants Python's lock back waits longer than a short call takes.
+    parts = min(2 * threads, blocks)
     cuts = np.arange(parts + 1) * blocks // max(parts, 1)
-    orders = _or_none(order), _or_none(out_order)
 
     def work(i: int) -> None:
         here = slice(cuts[i], cuts[i + 1] + 1)
-        loops = _products()
-        loops.convolve_few(
-            lanes, blas, x, orders[0], padded, *ranks, edges[here], bounds[here], start, orders[1], y
-        )
+        run(lanes, blas, x, orders[0], padded, *ranks, edges[here], bounds[here], start, orders[1], y)
 
-    if parts == 1:
-        work(0)
-    elif parts:
-        parallel(work, parts, blas=True)
+    parallel(work, parts, blas=True)
 
 
 def put_products(

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..backend import executor, fast
 from ..backend.autodiff import traced
-from ..backend.host import empty, num_threads, parallel, view, view32
+from ..backend.host import empty, num_threads, parallel, view32
 
 PIECE = 1024  # values of a step, which stay in cache
 LARGE = 1 << 21  # values from which threads share a pass
@@ -33,19 +33,21 @@ def activated(
     relu: bool = True,
     own: bool = False,
 ) -> mx.array:
-    """x, normalised, plus `add`, then max(., 0) with `relu`: x and add (n, C).
+    """x, normalised, plus `add`, then max(., 0) with `relu`: x and add (n, C), all of it `direct`.
 
     norm: running mean, variance, weight and bias (C,) of a batch normalisation, or without the last two.
     own: nothing else will read x, whose memory the result gets.
     """
     rows, channels = x.shape
-    out, y = (x, view(x)) if own else empty((rows, channels), mx.float32)
+    out, y = (x, np.asarray(x)) if own else empty((rows, channels), mx.float32)
     if out.size == 0:
         return out
     length = max(1, PIECE // channels) * channels  # whole rows
-    mean, var, weight, bias = [view(v) for v in norm] + [_NONE] * (4 - len(norm))
-    source, target = _NONE if own else view32(x).reshape(-1), y.reshape(-1)
-    more = _NONE if add is None else view32(add).reshape(-1)
+    # NumPy evaluates what it is given.
+    vectors = [np.ascontiguousarray(np.asarray(v)) for v in norm]
+    mean, var, weight, bias = vectors + [_NONE] * (4 - len(norm))
+    source, target = _NONE if own else np.asarray(x).reshape(-1), y.reshape(-1)
+    more = _NONE if add is None else np.asarray(add).reshape(-1)
     run = fast.loops().activate if fast.available() else _activate
     small = np.float32(eps)
     if out.size < LARGE:
