@@ -16,7 +16,7 @@ import numpy as np
 from .host import blas_addresses, num_threads, parallel, scratch
 
 SMALL = 100_000  # items that one thread does in about the time of waking another
-FEW = 64  # channels up to which rows are multiplied where they lie
+FEW, FEW_WIDE = 16, 64  # channels up to which rows are multiplied where they lie; with wide registers
 
 
 @lru_cache(maxsize=1)
@@ -224,7 +224,7 @@ def _lanes(channels: int) -> int:
 def few_channels(ci: int, co: int) -> bool:
     """Whether `convolve_few` takes products (m, ci) @ (ci, co): few channels, and the bits of this BLAS."""
     addresses = blas_addresses()
-    if max(ci, co) > FEW or addresses is None:
+    if addresses is None or max(ci, co) > (FEW_WIDE if _products().WIDE else FEW):
         return False
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(shape, np.float32) for shape in ((1024, ci), (ci, co)))
