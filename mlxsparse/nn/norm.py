@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.nn import Identity, Module
 
+from ..backend import executor
 from ..backend.library import fused
 from ..engine import norm, norm_kernel, pointwise
 from ..errors import ShapeError
@@ -48,6 +49,8 @@ def _in_one_pass(
     norm: Module, x: SparseTensor, add: SparseTensor | None = None, *, relu: bool = False, own: bool = False
 ) -> SparseTensor | None:
     """norm(x) + add and a ReLU on the host, in x's memory if it is our own; None where not possible."""
+    if executor() != "host":
+        return None
     vectors: tuple[mx.array, ...] = ()
     plain = isinstance(norm, Identity)
     if not plain:
