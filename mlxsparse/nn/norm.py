@@ -21,7 +21,10 @@ from ..tensor import SparseTensor, require_same_key
 from .activations import ReLU, live_rows
 from .conv import Conv3d, ConvTranspose3d, GenerativeConvTranspose3d, SubmConv3d
 
-CONVOLUTIONS = (SubmConv3d, Conv3d, ConvTranspose3d, GenerativeConvTranspose3d)  # whose results are new
+# Whose results are new, and nobody else's unless somebody put another method there to look at them.
+_FRESH = {
+    layer: layer.__call__ for layer in (SubmConv3d, Conv3d, ConvTranspose3d, GenerativeConvTranspose3d)
+}
 
 
 def norm_act(
@@ -38,11 +41,16 @@ def norm_act(
     made_by: the convolution that made x, if x is not used again; the result may then get its memory.
     """
     if type(act) is ReLU and type(norm) in (BatchNorm, Identity):
-        y = _in_one_pass(norm, x, add, relu=True, own=type(made_by) in CONVOLUTIONS)
+        y = _in_one_pass(norm, x, add, relu=True, own=_fresh(made_by))
         if y is not None:
             return y
     y = norm(x)
     return act(y if add is None else y + add)
+
+
+def _fresh(layer: Module | None) -> bool:
+    found = _FRESH.get(type(layer))
+    return found is not None and type(layer).__call__ is found
 
 
 def _in_one_pass(

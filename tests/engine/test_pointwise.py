@@ -121,3 +121,19 @@ def test_norm_act_leaves_what_others_made():
     keep = ms.nn.Identity()
     assert ms.nn.norm_act(keep, ms.nn.ReLU(), x, made_by=keep).feats.tolist() == [[1], [0]]
     assert x.feats.tolist() == [[1], [-1]]
+
+
+def test_norm_act_leaves_what_others_look_at(monkeypatch):
+    seen = []
+    real = ms.nn.SubmConv3d.__call__
+
+    def watched(self, x):
+        seen.append(real(self, x))
+        return seen[-1]
+
+    monkeypatch.setattr(ms.nn.SubmConv3d, "__call__", watched)
+    x = ms.SparseTensor(mx.array([[0, 0, 0, 0], [0, 1, 0, 0]], mx.int32), mx.array([[1.0], [-1.0]]))
+    conv = ms.nn.SubmConv3d(1, 1)
+    y = ms.nn.norm_act(ms.nn.Identity(), ms.nn.ReLU(), conv(x), made_by=conv).feats
+    np.testing.assert_array_equal(np.maximum(np.array(seen[0].feats), 0), np.array(y))
+    assert np.array(seen[0].feats).min() < 0
