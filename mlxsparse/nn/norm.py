@@ -22,7 +22,7 @@ from .activations import ReLU, live_rows
 from .conv import Conv3d, ConvTranspose3d, GenerativeConvTranspose3d, SubmConv3d
 
 # Whose results are new, and nobody else's unless somebody put another method there to look at them.
-_FRESH = {
+_FRESH: dict[Any, Any] = {
     layer: layer.__call__ for layer in (SubmConv3d, Conv3d, ConvTranspose3d, GenerativeConvTranspose3d)
 }
 
