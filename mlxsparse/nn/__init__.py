@@ -46,7 +46,7 @@ from .conv2d import (
 )
 from .fold import fold_batch_norm, fold_batch_norms
 from .layers import Linear, Sequential, SqueezeExcitation
-from .norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
+from .norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm, norm_act
 from .pool import (
     AvgPool3d,
     GlobalAvgPool,
@@ -124,4 +124,5 @@ __all__ = [
     "UpsampleTrilinear",
     "fold_batch_norm",
     "fold_batch_norms",
+    "norm_act",
 ]
