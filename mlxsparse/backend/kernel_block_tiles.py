@@ -29,6 +29,14 @@ class BlockTile(NamedTuple):
     STAGES: int
     KEEP: int = 0
 
+    @property
+    def threads(self) -> int:
+        return 32 * self.NA * self.NB
+
+    def across(self, mode: int) -> int:
+        """Elements of the dense axis, of dsd and dds."""
+        return self.SIDE * (self.NB if mode == DSD else self.NA)
+
     def pieces(self, mode: int) -> int:
         """Pieces that a step copies."""
         return self.NA * self.NB + 1 if mode == SDD else self.NA + self.NB
@@ -45,6 +53,40 @@ class BlockTile(NamedTuple):
             return rows * (columns + (8 if itemsize == 4 and k_rows else 16 // itemsize))
 
         return self.STAGES * self.pieces(mode) * max(piece(ta), piece(not tb)) * itemsize
+
+
+class GroupTile(NamedTuple):
+    """LINES lines of 64 and PARTS pieces of 64 of the dense axis (kernels/block_groups.metal).
+
+    Four simdgroups compute a line; STAGES steps of BK reduced elements (64 on CUDA) are in flight. KEEP: what
+    is read stays in L1.
+    """
+
+    LINES: int
+    PARTS: int
+    STAGES: int
+    KEEP: int = 0
+    BK: int = 64
+
+    @property
+    def SIDE(self) -> int:
+        return 64
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.LINES
+
+    def across(self, mode: int) -> int:
+        """Elements of the dense axis."""
+        return 64 * self.PARTS
+
+    def lines(self, mode: int) -> int:
+        """Lines (of 64 elements) whose lists are merged."""
+        return self.LINES
+
+    def group_bytes(self, mode: int, ta: bool, tb: bool, itemsize: int) -> int:
+        """Threadgroup memory; as the kernel counts it."""
+        return (self.STAGES * (self.LINES + self.PARTS) * 64 * self.BK + 512) * itemsize
 
 
 class TileLists(NamedTuple):
@@ -67,7 +109,7 @@ class Sizes(NamedTuple):
     other_extent: int
 
 
-def block_tile(mode: int, sizes: Sizes, width: int, dtype: mx.Dtype) -> BlockTile | None:
+def block_tile(mode: int, sizes: Sizes, width: int, dtype: mx.Dtype) -> BlockTile | GroupTile | None:
     """A tile for a product, None where block_gemm.metal is to do it.
 
     width: the dense operand's free axis, of sdd the reduced one.
@@ -81,11 +123,14 @@ def block_tile(mode: int, sizes: Sizes, width: int, dtype: mx.Dtype) -> BlockTil
     return shape_of(mode)
 
 
-def shape_of(mode: int) -> BlockTile | None:
+def shape_of(mode: int) -> BlockTile | GroupTile | None:
     """The tile of a mode."""
-    text = os.environ.get("MLXSPARSE_BLOCK_TILES")  # "LINES,DENSE,BK,STAGES,KEEP", to measure; "0": none
+    # "LINES,DENSE,BK,STAGES,KEEP" or "group,LINES,PARTS,STAGES,KEEP", to measure; "0": none
+    text = os.environ.get("MLXSPARSE_BLOCK_TILES")
     if text == "0":
         return None
+    if text and text.startswith("group,") and mode != SDD:
+        return GroupTile(*(int(v) for v in text.split(",")[1:]))
     if text:
         lines, dense, bk, stages, keep = (int(v) for v in text.split(","))
     elif mode == SDD:
@@ -105,7 +150,7 @@ def block_tiles(
     trans_a: bool,
     trans_b: bool,
     heads: int,
-    tile: BlockTile,
+    tile: BlockTile | GroupTile,
 ) -> Callable[[mx.array, mx.array], mx.array]:
     """One of the three products of arrays like a and b; shapes as of kernel_blocks.block_gemm."""
     for name, array in (("a", a), ("b", b)):
@@ -113,30 +158,30 @@ def block_tiles(
     batch, dtype = a.shape[0], a.dtype
     if mode == DSD:
         width = b.shape[2 if trans_b else 3]
-        across = blocks(width, tile.NB * tile.SIDE)
         shape: tuple[int, ...] = (batch, heads, sizes.extent, width)
     elif mode == DDS:
         width = a.shape[3 if trans_a else 2]
-        across = blocks(width, tile.NA * tile.SIDE)
         shape = (batch, heads, width, sizes.extent)
     else:
         width = a.shape[2 if trans_a else 3]
-        across = 1
         shape = (batch, sizes.nnz, sizes.size, sizes.other_size)
     if 0 in shape or lists.groups == 0:
         return lambda *_: filled(shape, 0, dtype)
+    across = 1 if mode == SDD else blocks(width, tile.across(mode))
+    fixed = tile._asdict()
+    if isinstance(tile, BlockTile):
+        fixed["EXACT"] = fp32_mode(dtype)
     run = ready(
-        "block_tiles",
+        "block_groups" if isinstance(tile, GroupTile) else "block_tiles",
         [lists.groups, *sizes, width, heads, lists.other.size],
         [shape],
         (lists.groups, across, batch),
-        32 * tile.NA * tile.NB,
+        tile.threads,
         dtype=dtype,
         group_bytes=tile.group_bytes(mode, trans_a, trans_b, dtype.size),
         MODE=mode,
         TA=int(trans_a),
         TB=int(trans_b),
-        **tile._asdict(),
-        EXACT=fp32_mode(dtype),
+        **fixed,
     )
     return lambda a, b: run([a, b, *lists[:4]])[0]

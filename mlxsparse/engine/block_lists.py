@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..backend.kernel_block_tiles import BlockTile, TileLists
+from ..backend.kernel_block_tiles import BlockTile, GroupTile, TileLists
 from ..backend.kernel_blocks import SDD
 from .block_index import BlockIndex, Side
 from .tables import integers
@@ -12,12 +12,16 @@ from .tables import integers
 ALIKE = 1 << 26  # pieces of lines x places up to which those that share blocks are looked for
 
 
-def tile_lists(index: BlockIndex, side: Side, mode: int, tile: BlockTile) -> TileLists:
+def tile_lists(index: BlockIndex, side: Side, mode: int, tile: BlockTile | GroupTile) -> TileLists:
     """Lists of a product's tiles over the lines of `side`; kept."""
-    key = (mode, side.by_row, tile.SIDE, tile.NA * tile.NB if mode == SDD else tile.lines(mode))
+    places = isinstance(tile, BlockTile) and mode == SDD
+    key = (mode, side.by_row, tile.SIDE, tile.threads // 32 if places else tile.lines(mode))
     held: TileLists | None = index.groups.get(key)
     if held is None:
-        made = scattered(index, tile) if mode == SDD else merged(side, index.grid[0], tile.SIDE, key[3])
+        if isinstance(tile, BlockTile) and mode == SDD:
+            made = scattered(index, tile)
+        else:
+            made = merged(side, index.grid[0], tile.SIDE, tile.lines(mode))
         line, ptr, block, other = (integers(a.reshape(-1)) for a in made)
         held = index.groups[key] = TileLists(line, ptr, block, other, len(made[0]))
     return held
