@@ -13,7 +13,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from .kernel_blocks import DDS, DSD, SDD, fp32_mode
-from .library import blocks, check_array, filled, on_cuda, ready
+from .library import KERNELS, blocks, check_array, filled, on_cuda, ready
 
 
 class BlockTile(NamedTuple):
@@ -89,13 +89,33 @@ class GroupTile(NamedTuple):
         return (self.STAGES * (self.LINES + self.PARTS) * 64 * self.BK + 512) * itemsize
 
 
+class QuadTile(NamedTuple):
+    """2 x QUAD blocks of 64 x 64 of two rows, or 2 * QUAD of one (kernels/block_groups_sdd.metal)."""
+
+    QUAD: int = 4
+    STAGES: int = 3
+    KEEP: int = 0
+    BK: int = 64
+
+    @property
+    def threads(self) -> int:
+        return 256
+
+    def group_bytes(self, mode: int, ta: bool, tb: bool, itemsize: int) -> int:
+        """Threadgroup memory; as the kernel counts it."""
+        return (self.STAGES * (1 + 2 * self.QUAD) * 64 * self.BK + 512) * itemsize
+
+
 class TileLists(NamedTuple):
-    """What tiles compute: int32 arrays line, ptr, block, other of kernels/block_tiles.metal, and how many."""
+    """What tiles compute: int32 arrays line, ptr, block, other of their kernel, and how many.
+
+    A QuadTile has no `other`.
+    """
 
     line: mx.array
     ptr: mx.array
     block: mx.array
-    other: mx.array
+    other: mx.array | None
     groups: int
 
 
@@ -109,7 +129,10 @@ class Sizes(NamedTuple):
     other_extent: int
 
 
-def block_tile(mode: int, sizes: Sizes, width: int, dtype: mx.Dtype) -> BlockTile | GroupTile | None:
+Tile = BlockTile | GroupTile | QuadTile
+
+
+def block_tile(mode: int, sizes: Sizes, width: int, dtype: mx.Dtype) -> Tile | None:
     """A tile for a product, None where block_gemm.metal is to do it.
 
     width: the dense operand's free axis, of sdd the reduced one.
@@ -123,14 +146,15 @@ def block_tile(mode: int, sizes: Sizes, width: int, dtype: mx.Dtype) -> BlockTil
     return shape_of(mode)
 
 
-def shape_of(mode: int) -> BlockTile | GroupTile | None:
+def shape_of(mode: int) -> Tile | None:
     """The tile of a mode."""
     # "LINES,DENSE,BK,STAGES,KEEP" or "group,LINES,PARTS,STAGES,KEEP", to measure; "0": none
     text = os.environ.get("MLXSPARSE_BLOCK_TILES")
     if text == "0":
         return None
-    if text and text.startswith("group,") and mode != SDD:
-        return GroupTile(*(int(v) for v in text.split(",")[1:]))
+    if text and text.startswith("group,"):
+        values = [int(v) for v in text.split(",")[1:]]
+        return QuadTile(*values) if mode == SDD else GroupTile(*values)
     if text:
         lines, dense, bk, stages, keep = (int(v) for v in text.split(","))
     elif mode == SDD:
@@ -150,7 +174,7 @@ def block_tiles(
     trans_a: bool,
     trans_b: bool,
     heads: int,
-    tile: BlockTile | GroupTile,
+    tile: Tile,
 ) -> Callable[[mx.array, mx.array], mx.array]:
     """One of the three products of arrays like a and b; shapes as of kernel_blocks.block_gemm."""
     for name, array in (("a", a), ("b", b)):
@@ -167,21 +191,24 @@ def block_tiles(
         shape = (batch, sizes.nnz, sizes.size, sizes.other_size)
     if 0 in shape or lists.groups == 0:
         return lambda *_: filled(shape, 0, dtype)
-    across = 1 if mode == SDD else blocks(width, tile.across(mode))
-    fixed = tile._asdict()
+    across = 1 if isinstance(tile, QuadTile) or mode == SDD else blocks(width, tile.across(mode))
+    fixed = {"MODE": mode, **tile._asdict()}
     if isinstance(tile, BlockTile):
         fixed["EXACT"] = fp32_mode(dtype)
+    name = {BlockTile: "block_tiles", GroupTile: "block_groups", QuadTile: "block_groups_sdd"}[type(tile)]
+    fixed = {key: value for key, value in fixed.items() if key in KERNELS[name].template}
+    last = [] if lists.other is None else [lists.other.size]
     run = ready(
-        "block_groups" if isinstance(tile, GroupTile) else "block_tiles",
-        [lists.groups, *sizes, width, heads, lists.other.size],
+        name,
+        [lists.groups, *sizes, width, heads, *last],
         [shape],
         (lists.groups, across, batch),
         tile.threads,
         dtype=dtype,
         group_bytes=tile.group_bytes(mode, trans_a, trans_b, dtype.size),
-        MODE=mode,
         TA=int(trans_a),
         TB=int(trans_b),
         **fixed,
     )
-    return lambda a, b: run([a, b, *lists[:4]])[0]
+    held = [array for array in lists[:4] if array is not None]
+    return lambda a, b: run([a, b, *held])[0]
