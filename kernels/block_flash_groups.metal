@@ -59,7 +59,12 @@ for (int i = 0; i < BM / PASS; i++) {
   bool there = r < live && ac < channels;
   stage_move(qs + (r / 64 * (DIM / 64) + ac / 64) * 64 * 64 + group_at<64>(r % 64, ac % 64), qp + (there ? size_t(row0 + r) * size_t(channels) + size_t(ac) : size_t(0)), there, wide);
 }
-group_held<T, DIM> held;
+stage_close();
+stage_wait<0>();
+threadgroup_barrier(mem_flags::mem_threadgroup);
+group_held<T, DIM> held; // loaded before the loop: CUDA's compiler loses what a branch of the loop loads
+held.load(qs + part * 64 * DIM, quarter);
+threadgroup_barrier(mem_flags::mem_threadgroup);
 int next = steps > 0 ? other[first] : -1; // key block that is fetched next
 int fe = 0, fc = 0;                       // its entry and chunk
 int key0 = 0, keys = 0;                   // of the step that is computed; STAGES - 1 steps are on their way
@@ -73,10 +78,6 @@ for (int s = 1 - STAGES; s < steps; s++) {
     stage_wait<STAGES - 2>();
     group_fence();
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (s == 0) {
-      held.load(qs + part * 64 * DIM, quarter);
-      threadgroup_barrier(mem_flags::mem_threadgroup);
-    }
   }
   TILE_UNROLL
   for (int i = 0; i + 1 < STAGES; i++) {

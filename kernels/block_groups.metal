@@ -14,8 +14,8 @@ constexpr bool DK = MODE == 0 ? TB != 0 : TA == 0; // those of the dense operand
 constexpr int PIECE = 64 * BK, STAGE = (LINES + PARTS) * PIECE;
 constexpr int SLEN = SK ? BK : 64, DLEN = DK ? BK : 64; // elements of a row of a piece
 constexpr int SROWS = PIECE / SLEN, DROWS = PIECE / DLEN, SPASS = NT * VEC / SLEN, DPASS = NT * VEC / DLEN;
-constexpr int LDY = N + VEC;
-static_assert(STAGES >= 3 && STAGES * STAGE >= LINES * 64 * LDY, "memory of the results");
+constexpr int LDY = (MODE == 0 ? N : 64) + VEC;
+static_assert(STAGES >= 3 && STAGES * STAGE >= LINES * (MODE == 0 ? 64 : N) * LDY, "memory of the results");
 threadgroup uint4 smem[(STAGES * STAGE + 512) * int(sizeof(T)) / 16];
 threadgroup T* tiles = group_base((threadgroup T*)smem);
 int nnz = dims[1], size = dims[2], osize = dims[3], extent = dims[4], oextent = dims[5], width = dims[6], heads = dims[7];
@@ -126,12 +126,16 @@ group_wait<0>(acc);
 stage_wait<0>();
 threadgroup_barrier(mem_flags::mem_threadgroup);
 // Results go through threadgroup memory, so that whole rows are written.
-threadgroup T* ys = tiles + mine * 64 * LDY;
-TILE_UNROLL
-for (int i = 0; i < acc.ROWS; i++) {
+threadgroup T* ys = tiles + mine * (MODE == 0 ? 64 : N) * LDY;
+if (MODE == 0) {
   TILE_UNROLL
-  for (int j = 0; j < acc.COLS; j++)
-    stage_pair(ys + (quarter * 16 + acc.row(i)) * LDY + acc.col(j), acc.get(i, j, 0), acc.get(i, j, 1));
+  for (int i = 0; i < acc.ROWS; i++) {
+    TILE_UNROLL
+    for (int j = 0; j < acc.COLS; j++)
+      stage_pair(ys + (quarter * 16 + acc.row(i)) * LDY + acc.col(j), acc.get(i, j, 0), acc.get(i, j, 1));
+  }
+} else {
+  group_turned<LDY>(ys, acc, quarter * 16);
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 size_t ldy = size_t(MODE == 0 ? width : extent);
@@ -139,14 +143,6 @@ size_t to = item * size_t(extent) * size_t(width) + size_t(max(unit, 0)) * 64 * 
 constexpr int COLUMNS = (MODE == 0 ? N : 64) / VEC; // copies of a row of the result
 for (int v = tid % 128; v < 64 * N / VEC; v += 128) {
   int r = v / COLUMNS, c = v % COLUMNS * VEC;
-  if (unit < 0 || dense0 + (MODE == 0 ? c : r) >= width) continue;
-  if (MODE == 0) {
+  if (unit >= 0 && dense0 + (MODE == 0 ? c : r) < width)
     *(device uint4*)(y + to + size_t(r) * ldy + size_t(c)) = *(const threadgroup uint4*)(ys + r * LDY + c);
-  } else {
-    uint4 row;
-    thread T* each = (thread T*)&row;
-    TILE_UNROLL
-    for (int i = 0; i < VEC; i++) each[i] = ys[(c + i) * LDY + r];
-    *(device uint4*)(y + to + size_t(r) * ldy + size_t(c)) = row;
-  }
 }
