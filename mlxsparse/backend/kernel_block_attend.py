@@ -119,7 +119,10 @@ def flash_tile(
         return None
     if block[0] % 64 or block[1] % 32:
         return None
-    return flash_shape(64 if most <= 64 else 128, block[0], int(terms), int(terms or marks))
+    dim, reads = 64 if most <= 64 else 128, (int(terms), int(terms or marks))
+    if grouped() and block[1] % 64 == 0 and "MLXSPARSE_FLASH_TILE" not in os.environ:
+        return GroupFlash(dim, 1, 64, 2, *reads, 4 if dim == 64 else 3)
+    return flash_shape(dim, block[0], *reads)
 
 
 def flash_shape(dim: int, size: int, terms: int, marks: int) -> FlashTile | GroupFlash | None:

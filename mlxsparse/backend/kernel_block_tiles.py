@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from .kernel_blocks import DDS, DSD, SDD, fp32_mode
+from .kernel_blocks import DDS, DSD, SDD, fp32_mode, grouped
 from .library import KERNELS, blocks, check_array, filled, on_cuda, ready
 
 
@@ -132,10 +132,10 @@ class Sizes(NamedTuple):
 Tile = BlockTile | GroupTile | QuadTile
 
 
-def block_tile(mode: int, sizes: Sizes, width: int, dtype: mx.Dtype) -> Tile | None:
+def block_tile(mode: int, sizes: Sizes, width: int, items: int, dtype: mx.Dtype) -> Tile | None:
     """A tile for a product, None where block_gemm.metal is to do it.
 
-    width: the dense operand's free axis, of sdd the reduced one.
+    width: the dense operand's free axis, of sdd the reduced one. items: heads of all batch items.
     """
     if not on_cuda() or dtype == mx.float32 or width % 8:
         return None
@@ -143,7 +143,13 @@ def block_tile(mode: int, sizes: Sizes, width: int, dtype: mx.Dtype) -> Tile | N
         return None
     if sizes.size % 64 or sizes.other_size % 64:
         return None
-    return shape_of(mode)
+    if mode == SDD or not grouped() or "MLXSPARSE_BLOCK_TILES" in os.environ:
+        return shape_of(mode)
+    few = blocks(sizes.extent, 128) * blocks(width, 256) * items < CORES
+    return GroupTile(1, 2, 4) if few else GroupTile(2, 4, 4)
+
+
+CORES = 132  # of an H100: fewer large tiles leave some without work
 
 
 def shape_of(mode: int) -> Tile | None:

@@ -30,6 +30,9 @@ def tile_lists(index: BlockIndex, side: Side, mode: int, tile: Tile) -> TileList
             made = scattered(index, tile)
         else:
             made = merged(side, index.grid[0], tile.SIDE, tile.lines(mode))
+        if mode == SDD:  # tiles that read most start first
+            order = np.argsort(-(made[0] >= 0).sum(axis=1), kind="stable")
+            made = tuple(a[order] for a in made)
         line, ptr, block, *other = (integers(a.reshape(-1)) for a in made)
         held = TileLists(line, ptr, block, other[0] if other else None, len(made[0]))
         index.groups[key] = held
