@@ -121,7 +121,8 @@ def flash_tile(
         return None
     dim, reads = 64 if most <= 64 else 128, (int(terms), int(terms or marks))
     if grouped() and block[1] % 64 == 0 and "MLXSPARSE_FLASH_TILE" not in os.environ:
-        return GroupFlash(dim, 1, 64, 2, *reads, 4 if dim == 64 else 3)
+        fit = (4 if dim == 64 else 3) - int(terms)  # of registers; addends take more
+        return GroupFlash(dim, 1, 64, 2, *reads, fit)
     return flash_shape(dim, block[0], *reads)
 
 
