@@ -5,7 +5,7 @@
 // is the result transposed.
 // in, dims, out: block_tiles.metal, with G = LINES.
 // grid (groups, ceil(width / (64 * PARTS)), Z); threads 128 * LINES
-// template: T; MODE, TA, TB; LINES; PARTS 1, 2 or 4; BK, 64 on CUDA; STAGES; KEEP: what is read stays in L1 (CUDA)
+// template: T; MODE, TA, TB; LINES; PARTS 1, 2 or 4; BK, 64 on CUDA; STAGES; KEEP: 1, what is read stays in L1; 2, results leave L2 first (CUDA)
 constexpr int NT = 128 * LINES;
 constexpr int VEC = 16 / int(sizeof(T));
 constexpr int N = 64 * PARTS;
@@ -93,7 +93,7 @@ for (int it = 2 - STAGES; it < steps; it++) {
         for (int r = 0; r < SROWS; r += SPASS) {
           if (SROWS % SPASS != 0 && sr + r >= SROWS) break;
           threadgroup T* at = to + g * PIECE + group_at<SLEN>(sr + r, sc);
-          if (wide) stage_zero16<KEEP != 0>(at, from + size_t(r) * sld, true);
+          if (wide) stage_zero16<(KEEP & 1) != 0>(at, from + size_t(r) * sld, true);
           else stage_move(at, from + size_t(r) * sld, true, false);
         }
       }
@@ -108,7 +108,7 @@ for (int it = 2 - STAGES; it < steps; it++) {
         bool ok = along < width;
         const device T* source = from + (ok ? DK ? size_t(along) * dld + size_t(dc) : size_t(r) * dld + size_t(along) : size_t(0));
         threadgroup T* at = to + (LINES + s) * PIECE + group_at<DLEN>(r, dc);
-        if (wide) stage_zero16<KEEP != 0>(at, source, ok);
+        if (wide) stage_zero16<(KEEP & 1) != 0>(at, source, ok);
         else stage_move(at, source, ok, false);
       }
     }
@@ -144,5 +144,5 @@ constexpr int COLUMNS = (MODE == 0 ? N : 64) / VEC; // copies of a row of the re
 for (int v = tid % 128; v < 64 * N / VEC; v += 128) {
   int r = v / COLUMNS, c = v % COLUMNS * VEC;
   if (unit >= 0 && dense0 + (MODE == 0 ? c : r) < width)
-    *(device uint4*)(y + to + size_t(r) * ldy + size_t(c)) = *(const threadgroup uint4*)(ys + r * LDY + c);
+    stage_put16<(KEEP & 2) != 0>(y + to + size_t(r) * ldy + size_t(c), ys + r * LDY + c);
 }

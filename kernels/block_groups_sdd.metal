@@ -7,7 +7,7 @@
 //       four simdgroups
 //     dims = {groups, nnz, br, bc, M, N, K, heads}
 // out: y T (Z, nnz, br, bc)
-// grid (groups, 1, Z); threads 256.   template: T; TA, TB; QUAD 1, 2 or 4; BK, 64 on CUDA; STAGES; KEEP: what is read stays in L1 (CUDA)
+// grid (groups, 1, Z); threads 256.   template: T; TA, TB; QUAD 1, 2 or 4; BK, 64 on CUDA; STAGES; KEEP: 1, what is read stays in L1; 2, results leave L2 first (CUDA)
 constexpr int NT = 256;
 constexpr int VEC = 16 / int(sizeof(T));
 constexpr int PIECE = 64 * BK, NS = 1 + 2 * QUAD, STAGE = NS * PIECE;
@@ -74,7 +74,7 @@ for (int it = 2 - STAGES; it < steps; it++) {
           bool ok = k < depth;
           const device T* source = from + (ok ? size_t(along ? other : k) * ld + size_t(along ? k : other) : size_t(0));
           threadgroup T* place = to + s * PIECE + (left ? group_at<ALEN>(r, c) : group_at<BLEN>(r, c));
-          if (wide) stage_zero16<KEEP != 0>(place, source, ok);
+          if (wide) stage_zero16<(KEEP & 1) != 0>(place, source, ok);
           else stage_move(place, source, ok, false);
         }
       }
@@ -105,6 +105,6 @@ for (int j = 0; j < QUAD; j++) {
   to += size_t(cell / across % down * 64) * size_t(bc) + size_t(cell % across * 64);
   for (int v = tid % 128; v < 64 * 64 / VEC; v += 128) {
     int r = v / (64 / VEC), c = v % (64 / VEC) * VEC;
-    *(device uint4*)(y + to + size_t(r) * size_t(bc) + size_t(c)) = *(const threadgroup uint4*)(ys + (j * 64 + r) * LDY + c);
+    stage_put16<(KEEP & 2) != 0>(y + to + size_t(r) * size_t(bc) + size_t(c), ys + (j * 64 + r) * LDY + c);
   }
 }

@@ -26,6 +26,10 @@ template <typename T> METAL_FUNC void stage_put2(T* to, float x, float y, bool w
     to[1] = T(y);
   }
 }
+template <bool LAST, typename T> METAL_FUNC void stage_put16(T* to, const T* from) {
+  if constexpr (LAST) __stcs((uint4*)to, *(const uint4*)from);
+  else *(uint4*)to = *(const uint4*)from;
+}
 template <typename T> METAL_FUNC void stage_pair(T* to, float x, float y) {
   if constexpr (sizeof(T) == 2) *(uint*)to = stage_pack(T(x), T(y));
   else *(float2*)to = make_float2(x, y);

@@ -6,6 +6,7 @@
 //   stage_close(), stage_wait<N>()   close a group of fetches; wait until at most N younger groups are open. A barrier must
 //                                    follow before other threads' data is read.
 //   stage_put2(to, x, y, wide)       two neighbours
+//   stage_put16<LAST>(to, from)      16 bytes of threadgroup memory, both aligned; LAST: nobody reads them soon
 #ifndef MLXSPARSE_STAGE
 #define MLXSPARSE_STAGE
 #ifndef STAGE_CUDA
@@ -25,6 +26,9 @@ template <int N> METAL_FUNC void stage_wait() {}
 template <typename T> METAL_FUNC void stage_put2(device T* to, float x, float y, bool wide) {
   to[0] = T(x);
   to[1] = T(y);
+}
+template <bool LAST, typename T> METAL_FUNC void stage_put16(device T* to, const threadgroup T* from) {
+  *(device uint4*)to = *(const threadgroup uint4*)from;
 }
 #endif
 template <typename T> METAL_FUNC void stage_fetch(threadgroup T* to, const device T* from, int n, bool wide) {

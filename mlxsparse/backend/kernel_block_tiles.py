@@ -58,8 +58,8 @@ class BlockTile(NamedTuple):
 class GroupTile(NamedTuple):
     """LINES lines of 64 and PARTS pieces of 64 of the dense axis (kernels/block_groups.metal).
 
-    Four simdgroups compute a line; STAGES steps of BK reduced elements (64 on CUDA) are in flight. KEEP: what
-    is read stays in L1.
+    Four simdgroups compute a line; STAGES steps of BK reduced elements (64 on CUDA) are in flight. KEEP: 1,
+    what is read stays in L1; 2, results leave L2 first.
     """
 
     LINES: int
