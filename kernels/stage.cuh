@@ -116,6 +116,7 @@ METAL_FUNC float segment_exp2(float x) {
 
 
 
+
 // CUDA body of kernels/group.h: wgmma, of sm_90 alone; elsewhere nobody launches what uses it.
 #define GROUP_MEMORY 0
 template <int LEN> METAL_FUNC int group_at(int r, int c) {
@@ -198,8 +199,8 @@ template <int TA, int TB> METAL_FUNC void group_step(float (&c)[32][4], ulong a,
                : GROUP_O256 : "l"(a), "l"(b), "n"(TA), "n"(TB));
 }
 #else
-template <int TA, int TB, int N, typename T> METAL_FUNC void group_step(float (&)[N][4], ulong, ulong, T) {}
-template <int TB, int N, typename T> METAL_FUNC void group_step_held(float (&)[N][4], const uint (&)[4], ulong, T) {}
+template <int TA, int TB, int N, typename T> METAL_FUNC void group_step(float (&)[N][4], ulong, ulong, T) { __trap(); }
+template <int TB, int N, typename T> METAL_FUNC void group_step_held(float (&)[N][4], const uint (&)[4], ulong, T) { __trap(); }
 #endif
 template <int K, bool KA, bool KB, int PANEL, typename T, int N>
 METAL_FUNC void group_mma(tile_mma<T, 16, N, 0>& acc, const T* a, const T* b, int) {

@@ -103,7 +103,7 @@ class GroupFlash(NamedTuple):
 @functools.cache
 def grouped() -> bool:
     """Whether four simdgroups multiply together on this GPU (kernels/group.h): compute capability 9."""
-    info: dict[str, Any] = getattr(mx, "device_info", dict)()
+    info: dict[str, Any] = mx.device_info(mx.gpu)
     return int(info.get("compute_capability_major", 0)) == 9
 
 
