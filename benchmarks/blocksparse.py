@@ -3,8 +3,8 @@
 CPU: 1024^3 in float32 with 32 x 32 blocks against np.matmul, attention against masked NumPy attention, a
 layout of a million tokens. With --gpu: 4096^3 in float16 with blocks of 64 against mx.matmul, attention over
 16,384 tokens against mx.fast.scaled_dot_product_attention. Times are medians; a ratio is ours over dense,
-measured in turn. On a GPU each has a second line, of calls that are queued and waited for once: the mean of 10, and
-what one more costs (the difference between 40 and 10).
+measured in turn. On a GPU lines of calls that are queued and waited for once follow: the mean of 10, and what
+one more costs (the difference between 40 and 10).
 """
 
 from __future__ import annotations
