@@ -36,15 +36,23 @@ KERNELS: dict[str, Kernel] = {
         ("T", "DIM", "BM", "BN", "WM", "STAGES", "HOLD", "TERMS", "MARKS"),
         FLOATS[1:],
     ),
+    "block_flash_groups": Kernel(
+        {**_QKV, "order": _I}, {"y": _T, "lse": _F}, (*_ATTEND, "group.h"),
+        ("T", "DIM", "GROUPS", "BN", "STAGES", "TERMS", "MARKS"), FLOATS[1:],
+    ),
     "block_gemm": Kernel(
         {"a": _T, "b": _T, "ptr": _I, "block": _I, "other": _I}, {"y": _T}, _BLOCK,
         ("T", "MODE", "TA", "TB", "BM", "BN", "WM", "WN", "SUB", "STAGES", "EXACT"),
     ),
-    "block_marks": Kernel({"k": _T, "v": _T, "keys": _F}, {"marks": _F}, ("block_scores.h",), ("T",)),
-    "block_panels": Kernel(
-        {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I, "other": _I}, {"y": _T}, _BLOCK,
-        ("T", "MODE", "TA", "TB", "LINES", "PARTS", "SIDE", "BK", "STAGES", "CLUSTER", "EXACT"), FLOATS[1:],
+    "block_groups": Kernel(
+        {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I, "other": _I}, {"y": _T}, (*_BLOCK, "group.h"),
+        ("T", "MODE", "TA", "TB", "LINES", "PARTS", "BK", "STAGES", "KEEP"), FLOATS[1:],
     ),
+    "block_groups_sdd": Kernel(
+        {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I}, {"y": _T}, (*_BLOCK, "group.h"),
+        ("T", "TA", "TB", "QUAD", "BK", "STAGES", "KEEP"), FLOATS[1:],
+    ),
+    "block_marks": Kernel({"k": _T, "v": _T, "keys": _F}, {"marks": _F}, ("block_scores.h",), ("T",)),
     "block_softmax": Kernel(
         {"x": _T, "scale": _F, "bias": _F, "keys": _F, "pairs": _F, "q_ids": _I, "k_ids": _I,
          "ptr": _I, "cols": _I},
