@@ -19,6 +19,8 @@ import mlx.core as mx
 
 from ..errors import TransformError
 from .device import executor
+from .library import begin
+from .replay import here
 
 Gradient = Callable[..., mx.array]
 
@@ -33,9 +35,13 @@ def _refuse(name: str, what: str) -> Callable[..., Any]:
     return raising
 
 
+HAND_OVER = 8  # calls after which the GPU gets what was called: it works while the host goes on
+
+
 class _Seen(threading.local):
     body = False
     plain = False  # nobody will ask for gradients
+    calls = 0  # since the GPU got something
 
 
 _seen = _Seen()
@@ -58,6 +64,14 @@ def traced(*inputs: mx.array) -> bool:
     _seen.body = False
     _probe(*inputs)
     return _seen.body
+
+
+def _hand_over(result: mx.array) -> None:
+    """Count a call outside of all transformations; every few ones start computing."""
+    _seen.calls += 1
+    if _seen.calls >= HAND_OVER and not _seen.plain:
+        _seen.calls = 0
+        begin(result)
 
 
 @contextlib.contextmanager
@@ -142,8 +156,20 @@ def prepared(
     function.jvp(_refuse(name, "forward-mode derivative (jvp)"))
     function.vmap(_refuse(name, "batched form (vmap)"))
 
+    on_gpu = device.type == mx.DeviceType.gpu
+
     def call(*inputs: mx.array) -> mx.array:
-        result: mx.array = (function if traced(*inputs) else forward)(*inputs)
+        result: mx.array
+        if traced(*inputs):
+            result = function(*inputs)
+            return result
+        here.plain = on_gpu and not _seen.plain
+        try:
+            result = forward(*inputs)
+        finally:
+            here.plain = False
+        if on_gpu:
+            _hand_over(result)
         return result
 
     return call

@@ -9,7 +9,8 @@ import mlx.core as mx
 
 from .library import MAX_THREADS, blocks, ready, unread
 
-PASSES = 8  # rows that a thread takes
+PASSES = 4  # rows that a thread takes
+FIT = 3  # threadgroups that one core shall hold
 
 
 def fixed_norm(
@@ -38,6 +39,7 @@ def fixed_norm(
         [shape],
         (blocks(n, rows), blocks(channels, 32 * values), 1),
         dtype=dtype,
+        fit=FIT,
     )
     nothing = unread().astype(dtype)
 

@@ -30,6 +30,7 @@ from .cuda_text import Bounds, launch_bounds, shared_memory, whole
 from .device import trace
 from .kernel_table import KERNELS as KERNELS
 from .kernel_table import Kernel as Kernel
+from .replay import here, replayed
 
 MAX_THREADS = 256  # of a threadgroup: Apple GPUs allow fewer than 1024 when a kernel needs many registers
 MAX_GRID_X = 2**31 - 1  # threads; MLX takes the grid as 32-bit integers
@@ -230,14 +231,13 @@ def ready(
     core shall hold, which limits registers on CUDA; 0: as the compiler finds. cluster: neighbouring
     threadgroups that share copies (stage.h; CUDA).
     """
-    known = len(dims) if set(map(type, dims)) == {int} else 0
+    make = factory()
+    # By value on CUDA: an array that is new to the GPU takes it 0.1 ms to read.
+    known = tuple(dims) if make is _cuda and set(map(type, dims)) == {int} else ()
     plan = _plan(
-        factory(), name, groups, threads, dtype, init, group_bytes, fit, cluster,
+        make, name, groups, threads, dtype, init, group_bytes, fit, cluster,
         tuple(map(tuple, shapes)), tuple(template.items()), known,
     )  # fmt: skip
-    if plan.by_value:  # by value: an array that is new to the GPU takes it 0.1 ms to read
-        check_sizes(name, dims)
-        plan = plan._replace(options={**plan.options, "scalars": list(dims)})
     last = [] if plan.call is None or plan.by_value else [sizes(name, dims)]
     return Launch(name, plan, [tuple(shape) for shape in shapes], last)
 
@@ -270,12 +270,11 @@ class Launch:
     def __call__(self, inputs: Sequence[mx.array]) -> list[mx.array]:
         if [a.dtype for a in inputs] != self._types:
             _refuse(self._name, inputs, self._types)
-        call, options, _, init, empty, _ = self._plan
+        call, replay, _, kinds, init, empty, _ = self._plan
         if call is None:
-            kinds = options["output_dtypes"]
             return [filled(shape, init or 0, kind) for shape, kind in zip(self._shapes, kinds)]
         long = [a if a.size >= SMALL else padded(a) for a in inputs]
-        made: list[mx.array] = call(inputs=long + self._last, **options)
+        made: list[mx.array] = (replay if here.plain else call)(long + self._last)
         if not empty:
             return made
         return [
@@ -286,9 +285,10 @@ class Launch:
 class Plan(NamedTuple):
     """A checked launch without its inputs."""
 
-    call: Any  # None: nothing to run
-    options: dict[str, Any]  # of `call`
+    call: Any  # of all inputs; None: nothing to run
+    replay: Any  # the same without MLX's copy of text or code, of arrays that no transformation traces
     types: list[mx.Dtype]  # of the inputs
+    kinds: list[Any]  # dtypes of the outputs
     init: float | None
     empty: bool  # an output has no elements
     by_value: bool = False  # sizes go with each call as `scalars`
@@ -307,7 +307,7 @@ def _plan(
     cluster: int,
     shapes: tuple[tuple[int, ...], ...],
     template: tuple[tuple[str, int], ...],
-    known: int,
+    known: tuple[int, ...],
 ) -> Plan:
     """What a launch derives from all but its arrays; made once, as it costs as much as a small kernel."""
     kernel = KERNELS[name]
@@ -319,7 +319,7 @@ def _plan(
         for side in (kernel.inputs, kernel.outputs)
     )
     if 0 in groups:
-        return Plan(None, {"output_dtypes": outputs}, inputs, init, True)
+        return Plan(None, None, inputs, outputs, init, empty=True)
     if not 0 < threads <= MAX_THREADS:
         raise MLXSparseError(
             f"{name}: threadgroups of {threads} threads; at most {MAX_THREADS} run everywhere"
@@ -342,12 +342,21 @@ def _plan(
     }
     bounds = Bounds(threads, max(fit, 1), cluster) if fit or cluster > 1 else None
     dynamic = group_bytes if group_bytes > STATIC_BYTES else 0
-    call = _compiled(name, tuple(values.items()), dynamic, bounds, known) if make is _cuda else None
+    call = _compiled(name, tuple(values.items()), dynamic, bounds, len(known)) if make is _cuda else None
     if call is None:
-        call, known = _built(make, name, dynamic, bounds), 0
+        call, known = _built(make, name, dynamic, bounds), ()
     else:
         del options["template"]
-    return Plan(call, options, inputs, init, not all(map(math.prod, shapes)), known > 0)
+        if known:
+            check_sizes(name, known)
+            options["scalars"] = list(known)
+
+    def run(arrays: Sequence[mx.array]) -> list[mx.array]:
+        made: list[mx.array] = call(inputs=arrays, **options)
+        return made
+
+    replay = replayed(run) if make in (_metal, _cuda) else run
+    return Plan(run, replay, inputs, outputs, init, not all(map(math.prod, shapes)), bool(known))
 
 
 def _described(values: dict[str, Any]) -> str:

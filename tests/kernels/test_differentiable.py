@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -164,3 +165,58 @@ def test_transformations_that_kernels_lack_are_refused(problem: Problem) -> None
     ):
         with pytest.raises(TransformError):
             mx.eval(transformed())
+
+
+def test_every_few_calls_the_gpu_gets_what_was_called(monkeypatch: Any) -> None:
+    from types import SimpleNamespace
+
+    from mlxsparse.backend import autodiff
+
+    begun: list[mx.array] = []
+    monkeypatch.setattr(autodiff, "begin", begun.append)
+    device = SimpleNamespace(type=mx.DeviceType.gpu)
+    gradient = lambda ct, x: 2 * ct  # noqa: E731
+    call = autodiff.prepared("double", lambda x: 2 * x, [gradient], device)  # type: ignore[arg-type]
+    x = mx.ones((7, 3))
+    call(x)  # the first look at a type counts as traced
+    monkeypatch.setattr(autodiff._seen, "calls", 0)
+    made = [call(x) for _ in range(2 * autodiff.HAND_OVER)]
+    assert [a is b for a, b in zip(begun, made[autodiff.HAND_OVER - 1 :: autodiff.HAND_OVER])] == [True, True]
+    with autodiff.without_gradients():
+        for _ in range(2 * autodiff.HAND_OVER):
+            call(x)
+    mx.compile(lambda x: [call(x) for _ in range(2 * autodiff.HAND_OVER)])(x)
+    assert len(begun) == 2
+
+
+def test_launches_outside_of_transformations_are_replayed(monkeypatch: Any) -> None:
+    from types import SimpleNamespace
+
+    from mlxsparse.backend import autodiff, replay
+
+    launched: list[Any] = []
+
+    def make(*_: Any, **__: Any) -> Any:
+        def run(*, inputs: list[mx.array], **_: Any) -> list[mx.array]:
+            launched.append(inputs)
+            return [inputs[0] * 2]
+
+        return run
+
+    monkeypatch.setattr(library, "_forced", None)
+    monkeypatch.setattr(library, "_cuda", make)
+    monkeypatch.setattr(library, "_native", lambda: make)
+    monkeypatch.setattr(library, "_compiled", lambda *_: None)
+    launch = library.ready("scatter_rows", [6, 5, 6], [(6, 5)], (1, 1, 1), dtype=mx.float32)
+    rows, device = mx.arange(6, dtype=mx.int32), SimpleNamespace(type=mx.DeviceType.gpu)
+    gradient = lambda ct, x: 2 * ct  # noqa: E731
+    call = autodiff.prepared("double", lambda x: launch([x, rows])[0], [gradient], device)  # type: ignore[arg-type]
+    for i in range(3 * replay.AFTER):
+        x = mx.full((6, 5), float(i))
+        assert mx.array_equal(call(x), 2 * x)
+    assert replay.AFTER < len(launched) <= replay.AFTER + 2  # and the trace, and a look at the type
+    before = len(launched)
+    for _ in range(2):
+        mx.compile(lambda x: call(x) + 1)(x)
+        mx.stop_gradient(launch([x, rows])[0])
+    assert len(launched) == before + 4

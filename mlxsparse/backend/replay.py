@@ -1,0 +1,34 @@
+"""Launches that MLX replays: by itself it copies a kernel's text or machine code for each, which takes longer
+than all the rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+
+AFTER = 4  # calls: a trace costs as much as a few
+
+Run = Callable[[Sequence[mx.array]], list[mx.array]]
+
+
+class _Here(threading.local):
+    plain = False  # what is launched is outside of all transformations
+
+
+here = _Here()
+
+
+def replayed(run: Run) -> Run:
+    """`run` as a compiled function of MLX from some call on; for arrays that no transformation traces."""
+    compiled = mx.compile(lambda *arrays: run(arrays))
+    calls = itertools.count()
+
+    def replay(arrays: Sequence[mx.array]) -> list[mx.array]:
+        made: list[mx.array] = run(arrays) if next(calls) < AFTER else compiled(*arrays)
+        return made
+
+    return replay
