@@ -33,7 +33,6 @@ HALVES, TOUCHED = (TWO, TWO, ZERO, ONE), (THREE, TWO, ONE, ONE)
 
 def wait(result: Any) -> None:
     mx.eval(result)
-    mx.synchronize()
 
 
 def show(name: str, run: Callable[[], Any], calls: int = 10) -> None:
@@ -54,7 +53,7 @@ def show(name: str, run: Callable[[], Any], calls: int = 10) -> None:
 def steps(coords: mx.array) -> None:
     n = coords.shape[0]
     table = kernel_coords.hash_table(coords)
-    nbr, keys = kernel_coords.submanifold_map(table, THREE)
+    nbr, keys = kernel_coords.submanifold_map(table, THREE, by_row=True)
     wait([table.slots, nbr])
     show("an empty wait", lambda: mx.array(0) + 1)
     show("bounds of coordinates", lambda: [coords.min(axis=0), coords.max(axis=0)])
@@ -72,8 +71,10 @@ def steps(coords: mx.array) -> None:
         wait(ones)
         show(f"cumsum of {count}", lambda ones=ones: mx.cumsum(ones))
         show(f"running sums of {count}", lambda ones=ones: kernel_coords.running_sums(ones))
-    show("order and tiles", lambda: kernel_tiles.tap_tiles(nbr, n, THREE)[:3])
-    show("order and tiles, keys given", lambda: kernel_tiles.tap_tiles(nbr, n, THREE, None, keys)[:3])
+    show("sort", lambda: mx.argsort(keys))
+    tiles = lambda given: kernel_tiles.tap_tiles(nbr, n, THREE, None, given, by_row=True)[:3]  # noqa: E731
+    show("order and tiles", lambda: tiles(None))
+    show("order and tiles, keys given", lambda: tiles(keys))
     extent = kernel_sites.extent_of(coords, 8)
     for name, geometry in (("parents k2 s2", HALVES), ("touched k3 s2", TOUCHED)):
         box = kernel_sites.reached_extent(extent, *geometry, True)
@@ -102,12 +103,16 @@ def steps(coords: mx.array) -> None:
         show("  hash insert", lambda f=far: kernel_coords.hash_table(f).slots)
         known = kernel_coords.hash_table(far)
         show("  27-tap map by hash", lambda known=known: kernel_coords.submanifold_map(known, THREE))
-        found = kernel_bits.site_map(coords, made, m)
-        show("  its other side", lambda found=found: kernel_coords.flipped(found, n))
-        size = geometry[0]
-        show("  order and tiles, outputs", lambda t=found, s=size: kernel_tiles.tap_tiles(t, n, s)[:3])
-        back = kernel_coords.flipped(found, n)
+        found, size = kernel_bits.site_map(coords, made, m, by_row=True), geometry[0]
+        show("  its other side", lambda found=found: kernel_coords.flipped(found, n, by_row=True))
+        outputs = lambda t=found, s=size: kernel_tiles.tap_tiles(t, n, s, by_row=True)[:3]  # noqa: E731
+        show("  order and tiles, outputs", outputs)
+        back = kernel_coords.flipped(found, n, by_row=True)
         show("  order and tiles, inputs", lambda t=back, m=m, s=size: kernel_tiles.tap_tiles(t, m, s)[:3])
+        if size == geometry[1]:
+            ends = coords, made, size, m
+            show("  straight in tiles, outputs", lambda e=ends: kernel_bits.windows_output(*e)[:3])
+            show("  straight in tiles, inputs", lambda e=ends: kernel_bits.windows_input(*e)[:3])
 
 
 def whole(coords: mx.array) -> None:

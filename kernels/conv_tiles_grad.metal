@@ -2,7 +2,7 @@
 // Only pieces of BK places in which a row has the tap are computed. Taps of one run start together: what one of them reads is
 // in the cache for the others.
 // in: ct[M, OUT] T, x[N, RED] T, nbr[K * P], rows[P], masks[P / 32, words of 32 taps] (tap_tiles)
-//     dims = {N, M, P, K, RED, OUT, places of a run (a multiple of BK), tiles along RED, plain, G, S (of tap_tiles)}
+//     dims = {N, M, P, K, RED, OUT, places of a run (a multiple of BK), tiles along RED, plain, G, S (of tap_tiles), runs}
 //     RED and OUT are multiples of 16 bytes; plain: as if x were not aligned to 16 bytes
 // out: parts[runs, OUT, K, RED] float32.   grid (32 WM WN * K, runs, tiles along OUT * tiles along RED)
 // template: T; BM x BN: tile of OUT x RED; BK, WM, WN, STAGES as in conv_tiles; EXACT (tile.h)
@@ -28,7 +28,7 @@ int avec = OUT / VEC, bvec = RED / VEC;
 int tid = int(thread_index_in_threadgroup);
 int lane = int(thread_index_in_simdgroup);
 int sg = int(simdgroup_index_in_threadgroup);
-int run = int(threadgroup_position_in_grid.y);
+int run = dims[11] - 1 - int(threadgroup_position_in_grid.y); // the last have most taps (tap_keys) and start first
 int tap = (int(threadgroup_position_in_grid.x) + K / 2) % K; // the middle tap, often the fullest, starts first
 int m0 = int(threadgroup_position_in_grid.z) / dims[7] * BM;
 int n0 = int(threadgroup_position_in_grid.z) % dims[7] * BN;

@@ -10,9 +10,12 @@ METAL_FUNC uint coord_mix(uint h, uint v) {
   return h ^ (h >> 13);
 }
 
-METAL_FUNC uint coord_hash(int b, int x, int y, int z) {
-  return coord_mix(coord_mix(coord_mix(coord_mix(0x27D4EB2Fu, uint(b)), uint(x)), uint(y)), uint(z));
+// Of (b, x, y); coord_mix with z gives the hash. Neighbours along z share it.
+METAL_FUNC uint coord_column(int b, int x, int y) {
+  return coord_mix(coord_mix(coord_mix(0x27D4EB2Fu, uint(b)), uint(x)), uint(y));
 }
+
+METAL_FUNC uint coord_hash(int b, int x, int y, int z) { return coord_mix(coord_column(b, x, y), uint(z)); }
 
 // Odd, so that in a table whose size is a power of two it visits every slot.
 METAL_FUNC uint coord_step(int b, int x, int y, int z) {
@@ -30,14 +33,16 @@ METAL_FUNC uint coord_rows(uint n) {
 
 METAL_FUNC uint coord_tag(uint hash, uint rows) { return (hash * 0x9E3779B1u) & ~rows; }
 
-METAL_FUNC bool coord_equal(const device int* c, int b, int x, int y, int z) {
-  return c[0] == b && c[1] == x && c[2] == y && c[3] == z;
+METAL_FUNC bool coord_equal(const device int* coords, uint row, bool wide, int b, int x, int y, int z) {
+  int site[4];
+  load_site(coords, size_t(row), wide, site);
+  return site[0] == b && site[1] == x && site[2] == y && site[3] == z;
 }
 
-// Row of (b, x, y, z) among the n rows of coords; -1 if it is not there.
+// Row of (b, x, y, z), which have this hash, among the n rows of coords; -1 if it is not there.
 METAL_FUNC int coord_find(
-    const device int* coords, const device uint* table, uint n, uint mask, int b, int x, int y, int z) {
-  uint hash = coord_hash(b, x, y, z);
+    const device int* coords, const device uint* table, uint n, uint mask, uint hash, int b, int x, int y, int z) {
+  bool wide = sites_aligned(coords);
   uint rows = coord_rows(n);
   uint tag = coord_tag(hash, rows);
   uint slot = hash & mask;
@@ -47,7 +52,7 @@ METAL_FUNC int coord_find(
     uint entry = table[slot];
     if (entry == 0u) break;
     uint place = (entry & rows) - 1u;
-    if (((entry ^ tag) & ~rows) == 0u && place < n && coord_equal(coords + 4 * size_t(place), b, x, y, z)) {
+    if (((entry ^ tag) & ~rows) == 0u && place < n && coord_equal(coords, place, wide, b, x, y, z)) {
       row = int(place);
       break;
     }

@@ -7,10 +7,13 @@ threadgroup uint ends[8 * 8];
 uint i = thread_position_in_grid.x;
 uint n = uint(dims[0]);
 uint mask = uint(dims[1]) - 1u;
-if (i < n && coords[4 * size_t(i)] >= 0) {
+bool wide = sites_aligned(coords);
+int site[4];
+for (int a = 0; a < 4; a++) site[a] = -1;
+if (i < n) load_site(coords, size_t(i), wide, site);
+if (site[0] >= 0) {
   device atomic_uint* slots = (device atomic_uint*)table;
-  size_t at = 4 * size_t(i);
-  int b = coords[at], x = coords[at + 1], y = coords[at + 2], z = coords[at + 3];
+  int b = site[0], x = site[1], y = site[2], z = site[3];
   uint hash = coord_hash(b, x, y, z);
   uint rows = coord_rows(n);
   uint mine = coord_tag(hash, rows) | (i + 1u);
@@ -25,7 +28,7 @@ if (i < n && coords[4 * size_t(i)] >= 0) {
     }
     if (entry == 0u) break; // this thread took the slot
     uint place = (entry & rows) - 1u;
-    if (((entry ^ mine) & ~rows) == 0u && coord_equal(coords + 4 * size_t(place), b, x, y, z)) {
+    if (((entry ^ mine) & ~rows) == 0u && coord_equal(coords, place, wide, b, x, y, z)) {
       // Equal coordinates have equal tags: the smaller entry is the lower row.
       if (entry > mine) atomic_fetch_min_explicit(&slots[slot], mine, memory_order_relaxed);
       device atomic_uint* flags = (device atomic_uint*)status;
@@ -40,7 +43,7 @@ int lane = int(thread_index_in_simdgroup), sg = int(simdgroup_index_in_threadgro
 for (int a = 0; a < 8; a++) {
   uint value = 0u;
   if (i < n && i < uint(dims[2])) {
-    uint biased = uint(coords[4 * size_t(i) + size_t(a & 3)]) ^ 0x80000000u; // in the order of the signed numbers
+    uint biased = uint(site[a & 3]) ^ 0x80000000u; // in the order of the signed numbers
     value = a < 4 ? biased : ~biased;
   }
   value = simd_max(value);

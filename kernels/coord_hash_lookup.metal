@@ -2,9 +2,8 @@
 // out: rows[M] int32, -1 where a query is not among coords or is padding.   grid: one thread a query
 uint i = thread_position_in_grid.x;
 if (i < uint(dims[2])) {
-  size_t at = 4 * size_t(i);
-  int b = queries[at];
-  rows[i] = b < 0 ? -1
-                  : coord_find(coords, table, uint(dims[0]), uint(dims[1]) - 1u, b, queries[at + 1], queries[at + 2],
-                               queries[at + 3]);
+  int q[4];
+  load_site(queries, size_t(i), sites_aligned(queries), q);
+  uint hash = coord_hash(q[0], q[1], q[2], q[3]);
+  rows[i] = q[0] < 0 ? -1 : coord_find(coords, table, uint(dims[0]), uint(dims[1]) - 1u, hash, q[0], q[1], q[2], q[3]);
 }

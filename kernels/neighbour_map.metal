@@ -19,7 +19,8 @@ if (i < uint(dims[2])) {
     site[a] = inside ? int(v) : 0;
   }
   int b = queries[4 * size_t(i)];
-  int j = inside ? coord_find(coords, table, n, uint(dims[1]) - 1u, b, site[0], site[1], site[2]) : -1;
+  uint hash = coord_hash(b, site[0], site[1], site[2]);
+  int j = inside ? coord_find(coords, table, n, uint(dims[1]) - 1u, hash, b, site[0], site[1], site[2]) : -1;
   nbr[size_t(tap) * m + i] = j;
   if (j >= 0) back[size_t(tap) * n + size_t(j)] = int(i); // one output at most reaches an input through one tap
 }

@@ -1,15 +1,14 @@
 // Marks every site that kernels reach, a box for each kernel (site_bits.h).
-// in: coords[N, 4] int32 (negative batch: padding)
-//     dims = {N, L, L times: forward, Kx, Ky, Kz, sx, sy, sz, px, py, pz, dx, dy, dz, bx, by, bz, lx, ly, lz, Sx, Sy, Sz,
-//     cells, first block of 256 cells}
+// in: coords[N, 4] int32 (negative batch: padding); boxes[L, 24] int32: forward, Kx, Ky, Kz, sx, sy, sz, px, py, pz,
+//     dx, dy, dz, bx, by, bz, lx, ly, lz, Sx, Sy, Sz, cells, first block of 256 cells; dims = {N, L}
 // out: bits[8 * blocks] uint32, 0 before; status[8] uint32, 0 before: status[l] becomes 1 if a site of box l lies outside
 //     (-2^30, 2^30) or outside the box.   grid: one thread a row
 uint i = thread_position_in_grid.x;
 if (i < uint(dims[0])) {
   int site[4];
-  for (int a = 0; a < 4; a++) site[a] = coords[4 * size_t(i) + a];
+  load_site(coords, size_t(i), sites_aligned(coords), site);
   for (int l = 0; l < dims[1] && site[0] >= 0; l++) {
-    const device int* d = dims + 2 + 24 * l;
+    const device int* d = boxes + 24 * l;
     device atomic_uint* words = (device atomic_uint*)bits + 8 * size_t(d[23]);
     int size[3], stride[3], step[3], bound[3], low[3], span[3], rest[3], start[3], next[3];
     long first[3];

@@ -26,62 +26,13 @@ template <typename T> METAL_FUNC void stage_put2(T* to, float x, float y, bool w
     to[1] = T(y);
   }
 }
+template <bool LAST, typename T> METAL_FUNC void stage_put16(T* to, const T* from) {
+  if constexpr (LAST) __stcs((uint4*)to, *(const uint4*)from);
+  else *(uint4*)to = *(const uint4*)from;
+}
 template <typename T> METAL_FUNC void stage_pair(T* to, float x, float y) {
   if constexpr (sizeof(T) == 2) *(uint*)to = stage_pack(T(x), T(y));
   else *(float2*)to = make_float2(x, y);
-}
-template <int C> METAL_FUNC int stage_rank() { return C == 1 ? 0 : int(blockIdx.x % C); }
-template <int C> METAL_FUNC void stage_arrive() {
-#if __CUDA_ARCH__ >= 900
-  if constexpr (C > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-template <int C> METAL_FUNC void stage_meet() {
-  if constexpr (C == 1) {
-    __syncthreads();
-  } else {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-  }
-}
-template <int C> METAL_FUNC void stage_open(ulong* bars, int n, int tid) {
-#if __CUDA_ARCH__ >= 900
-  if constexpr (C > 1) {
-    if (tid == 0) {
-      for (int i = 0; i < n; i++) asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(tile_addr(bars + i)) : "memory");
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    stage_arrive<C>();
-    stage_meet<C>();
-  }
-#endif
-}
-template <int C> METAL_FUNC void stage_expect(ulong* bar, int bytes) {
-#if __CUDA_ARCH__ >= 900
-  if constexpr (C > 1)
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(tile_addr(bar)), "r"(bytes) : "memory");
-#endif
-}
-template <int C, typename T> METAL_FUNC void stage_share(T* to, const T* from, int bytes, ulong* bar) {
-#if __CUDA_ARCH__ >= 900
-  if constexpr (C > 1)
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
-                 ::"r"(tile_addr(to)), "l"(from), "r"(bytes), "r"(tile_addr(bar)), "h"(ushort((1 << C) - 1))
-                 : "memory");
-#endif
-}
-template <int C> METAL_FUNC void stage_await(ulong* bar, uint phase) {
-#if __CUDA_ARCH__ >= 900
-  if constexpr (C > 1) {
-    uint done = 0u, at = tile_addr(bar);
-    while (done == 0u)
-      asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                   : "=r"(done)
-                   : "r"(at), "r"(phase)
-                   : "memory");
-  }
-#endif
 }
 
 // CUDA body of kernels/attend.h.
@@ -159,4 +110,163 @@ METAL_FUNC float segment_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+
+
+
+
+
+// CUDA body of kernels/group.h: wgmma, of sm_90 alone; elsewhere nobody launches what uses it.
+#define GROUP_MEMORY 0
+template <int LEN> METAL_FUNC int group_at(int r, int c) {
+  static_assert(LEN == 64, "rows of 128 bytes");
+  return r * 64 + (((c >> 3) ^ (r & 7)) << 3);
+}
+template <typename T> METAL_FUNC T* group_base(T* p) { return p + ((0u - tile_addr(p)) & 1023u) / uint(sizeof(T)); }
+// Where a product finds an operand: 128-byte swizzle, distances in bytes between panels along n and between 8 rows.
+METAL_FUNC ulong group_place(const void* p, uint panel) {
+  return ulong((tile_addr(p) & 0x3ffffu) >> 4) | ulong(panel >> 4) << 16 | ulong(1024u >> 4) << 32 | ulong(1) << 62;
+}
+METAL_FUNC void group_fence() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+template <typename T, int N> METAL_FUNC void group_hold(tile_mma<T, 16, N, 0>& acc) {
+#pragma unroll
+  for (int j = 0; j < N / 8; j++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) asm volatile("" : "+f"(acc.c[0][j][e])::"memory");
+}
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define GROUP_C1(j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
+#define GROUP_C4(j) GROUP_C1(j), GROUP_C1(j + 1), GROUP_C1(j + 2), GROUP_C1(j + 3)
+#define GROUP_C8(j) GROUP_C4(j), GROUP_C4(j + 4)
+#define GROUP_C16(j) GROUP_C8(j), GROUP_C8(j + 8)
+#define GROUP_C32(j) GROUP_C16(j), GROUP_C16(j + 16)
+#define GROUP_R64 \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define GROUP_O64 GROUP_C8(0)
+#define GROUP_R128 \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define GROUP_O128 GROUP_C16(0)
+#define GROUP_R256 \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define GROUP_O256 GROUP_C32(0)
+template <int TA, int TB> METAL_FUNC void group_step(float (&c)[8][4], ulong a, ulong b, __half) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" GROUP_R64 "}, %32, %33, 1, 1, 1, %34, %35;"
+               : GROUP_O64 : "l"(a), "l"(b), "n"(TA), "n"(TB));
+}
+template <int TB> METAL_FUNC void group_step_held(float (&c)[8][4], const uint (&a)[4], ulong b, __half) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" GROUP_R64 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"
+               : GROUP_O64 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TB));
+}
+template <int TA, int TB> METAL_FUNC void group_step(float (&c)[8][4], ulong a, ulong b, __nv_bfloat16) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" GROUP_R64 "}, %32, %33, 1, 1, 1, %34, %35;"
+               : GROUP_O64 : "l"(a), "l"(b), "n"(TA), "n"(TB));
+}
+template <int TB> METAL_FUNC void group_step_held(float (&c)[8][4], const uint (&a)[4], ulong b, __nv_bfloat16) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" GROUP_R64 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"
+               : GROUP_O64 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TB));
+}
+template <int TA, int TB> METAL_FUNC void group_step(float (&c)[16][4], ulong a, ulong b, __half) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" GROUP_R128 "}, %64, %65, 1, 1, 1, %66, %67;"
+               : GROUP_O128 : "l"(a), "l"(b), "n"(TA), "n"(TB));
+}
+template <int TB> METAL_FUNC void group_step_held(float (&c)[16][4], const uint (&a)[4], ulong b, __half) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" GROUP_R128 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, %69;"
+               : GROUP_O128 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TB));
+}
+template <int TA, int TB> METAL_FUNC void group_step(float (&c)[16][4], ulong a, ulong b, __nv_bfloat16) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" GROUP_R128 "}, %64, %65, 1, 1, 1, %66, %67;"
+               : GROUP_O128 : "l"(a), "l"(b), "n"(TA), "n"(TB));
+}
+template <int TB> METAL_FUNC void group_step_held(float (&c)[16][4], const uint (&a)[4], ulong b, __nv_bfloat16) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" GROUP_R128 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, %69;"
+               : GROUP_O128 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TB));
+}
+template <int TA, int TB> METAL_FUNC void group_step(float (&c)[32][4], ulong a, ulong b, __half) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" GROUP_R256 "}, %128, %129, 1, 1, 1, %130, %131;"
+               : GROUP_O256 : "l"(a), "l"(b), "n"(TA), "n"(TB));
+}
+template <int TA, int TB> METAL_FUNC void group_step(float (&c)[32][4], ulong a, ulong b, __nv_bfloat16) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" GROUP_R256 "}, %128, %129, 1, 1, 1, %130, %131;"
+               : GROUP_O256 : "l"(a), "l"(b), "n"(TA), "n"(TB));
+}
+#else
+template <int TA, int TB, int N, typename T> METAL_FUNC void group_step(float (&)[N][4], ulong, ulong, T) { __trap(); }
+template <int TB, int N, typename T> METAL_FUNC void group_step_held(float (&)[N][4], const uint (&)[4], ulong, T) { __trap(); }
+#endif
+template <int K, bool KA, bool KB, int PANEL, typename T, int N>
+METAL_FUNC void group_mma(tile_mma<T, 16, N, 0>& acc, const T* a, const T* b, int) {
+  ulong pa = group_place(a, 1024u), pb = group_place(b, uint(PANEL) * 2u);
+#pragma unroll
+  for (int k = 0; k < 4; k++) // 16 of the reduced axis: 32 bytes of a row, or 16 rows
+    group_step<!KA, !KB>(acc.c[0], pa + ulong(k * (KA ? 2 : 128)), pb + ulong(k * (KB ? 2 : 128)), T());
+}
+template <typename T, int K> struct group_held {
+  uint f[K / 16][4];
+  METAL_FUNC void load(const T* a, int quarter) {
+    int l = int(tile_lane());
+#pragma unroll
+    for (int k = 0; k < K / 16; k++)
+      tile_ldm(f[k], a + k / 4 * 64 * 64 + group_at<64>(quarter * 16 + (l & 15), k % 4 * 16 + (l >> 4) * 8));
+  }
+};
+template <int PANEL, typename T, int N, int K>
+METAL_FUNC void group_mma_held(tile_mma<T, 16, N, 0>& acc, group_held<T, K>& a, const T* b) {
+  ulong pb = group_place(b, 1024u);
+#pragma unroll
+  for (int k = 0; k < K / 16; k++) group_step_held<0>(acc.c[0], a.f[k], pb + ulong(k / 4 * (PANEL / 8) + k % 4 * 2), T());
+}
+template <int PANEL, typename T, int D>
+METAL_FUNC void group_apply(tile_mma<T, 16, D, 0>& acc, tile_mma<T, 16, 64, 0>& p, const T* v, T*) {
+  ulong pv = group_place(v, uint(PANEL) * 2u);
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    uint a[4];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      a[h * 2] = stage_pack(T(p.c[0][k * 2 + h][0]), T(p.c[0][k * 2 + h][1]));
+      a[h * 2 + 1] = stage_pack(T(p.c[0][k * 2 + h][2]), T(p.c[0][k * 2 + h][3]));
+    }
+    group_step_held<1>(acc.c[0], a, pv + ulong(k * 128), T());
+  }
+}
+template <int LD, typename T, int N> METAL_FUNC void group_turned(T* to, tile_mma<T, 16, N, 0>& acc, int row) {
+#if __CUDA_ARCH__ >= 900
+  int l = int(tile_lane());
+#pragma unroll
+  for (int j = 0; j < N / 8; j += 2) {
+    uint f[4];
+#pragma unroll
+    for (int h = 0; h < 4; h++)
+      f[h] = stage_pack(T(acc.c[0][j + h / 2][h % 2 * 2]), T(acc.c[0][j + h / 2][h % 2 * 2 + 1]));
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};"
+                 ::"r"(tile_addr(to + ((j + l / 16) * 8 + l % 8) * LD + row + l / 8 % 2 * 8)), "r"(f[0]), "r"(f[1]), "r"(f[2]), "r"(f[3])
+                 : "memory");
+  }
+#endif
+}
+template <typename T, int N> METAL_FUNC void group_start(tile_mma<T, 16, N, 0>& acc) {
+  group_hold(acc);
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+METAL_FUNC void group_close() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+template <int W, typename T, int N> METAL_FUNC void group_wait(tile_mma<T, 16, N, 0>& acc) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(W) : "memory");
+#endif
+  if constexpr (W == 0) group_hold(acc);
 }

@@ -6,13 +6,7 @@
 //   stage_close(), stage_wait<N>()   close a group of fetches; wait until at most N younger groups are open. A barrier must
 //                                    follow before other threads' data is read.
 //   stage_put2(to, x, y, wide)       two neighbours
-// A panel that C neighbouring threadgroups copy once for all of them (CUDA, sm_90 and later; elsewhere C is 1):
-//   stage_rank<C>()                  which of them this is
-//   stage_open<C>(bars, n, tid)      before all else; bars: n counters in threadgroup memory
-//   stage_expect<C>(bar, bytes)      by one thread: so many bytes will come
-//   stage_share<C>(to, from, bytes, bar)   a row, to the same place in all of them
-//   stage_await<C>(bar, phase)       until all bytes of this use of `bar` are there; phase: 0, 1, 0, ..
-//   stage_arrive<C>(), stage_meet<C>()     every thread of all of them: all have arrived; in turn
+//   stage_put16<LAST>(to, from)      16 bytes of threadgroup memory, both aligned; LAST: nobody reads them soon
 #ifndef MLXSPARSE_STAGE
 #define MLXSPARSE_STAGE
 #ifndef STAGE_CUDA
@@ -33,13 +27,9 @@ template <typename T> METAL_FUNC void stage_put2(device T* to, float x, float y,
   to[0] = T(x);
   to[1] = T(y);
 }
-template <int C> METAL_FUNC int stage_rank() { return 0; }
-template <int C> METAL_FUNC void stage_open(threadgroup ulong*, int, int) {}
-template <int C> METAL_FUNC void stage_expect(threadgroup ulong*, int) {}
-template <int C, typename T> METAL_FUNC void stage_share(threadgroup T*, const device T*, int, threadgroup ulong*) {}
-template <int C> METAL_FUNC void stage_await(threadgroup ulong*, uint) {}
-template <int C> METAL_FUNC void stage_arrive() {}
-template <int C> METAL_FUNC void stage_meet() { threadgroup_barrier(mem_flags::mem_threadgroup); }
+template <bool LAST, typename T> METAL_FUNC void stage_put16(device T* to, const threadgroup T* from) {
+  *(device uint4*)to = *(const threadgroup uint4*)from;
+}
 #endif
 template <typename T> METAL_FUNC void stage_fetch(threadgroup T* to, const device T* from, int n, bool wide) {
   constexpr int VEC = 16 / int(sizeof(T));

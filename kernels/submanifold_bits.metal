@@ -1,14 +1,17 @@
 // Kernel map of a marked set onto itself, rows in the order of their numbers (site_bits.h), odd sizes, centred, and the
 // sort keys of its rows.
 // in: coords[N, 4] sites (negative batch: padding), bits, before, ends, bit[T] int32, 0 .. 26
-//     dims = {N, Kx, Ky, Kz, dx, dy, dz, lx, ly, lz, Sx, Sy, Sz, cells, rows of a window}
-// out: nbr[T, N] int32 row of each tap and row, -1 none; keys[N] uint32 (tap_key.h).   grid: one thread a row
-uint i = thread_position_in_grid.x;
-if (i < uint(dims[0])) {
-  uint n = uint(dims[0]), mask = 0u;
-  int taps = dims[1] * dims[2] * dims[3];
+//     dims = {N, Kx, Ky, Kz, dx, dy, dz, lx, ly, lz, Sx, Sy, Sz, cells, rows of a window, by row}
+// out: nbr[T, N], by row [N, T], int32 row of each tap and row, -1 none; keys[N] uint32 (tap_key.h).
+// grid: one thread a row. By row, up to 27 taps leave through threadgroup memory.
+threadgroup int stage[256 * 27];
+uint i = thread_position_in_grid.x, t = thread_index_in_threadgroup, n = uint(dims[0]);
+int taps = dims[1] * dims[2] * dims[3];
+bool by_row = dims[15] != 0, staged = by_row && taps <= 27;
+if (i < n) {
+  uint mask = 0u;
   int site[4], low[3], span[3];
-  for (int a = 0; a < 4; a++) site[a] = coords[4 * size_t(i) + a];
+  load_site(coords, size_t(i), sites_aligned(coords), site);
   for (int a = 0; a < 3; a++) {
     low[a] = dims[7 + a];
     span[a] = dims[10 + a];
@@ -26,8 +29,15 @@ if (i < uint(dims[0])) {
           if (number != 4294967295u) j = bit_rank(bits, before, ends, number);
         }
         if (j >= dims[0]) j = -1;
-        nbr[size_t(tap) * size_t(n) + size_t(i)] = j;
+        if (staged) stage[int(t) * taps + tap] = j;
+        else nbr[by_row ? size_t(i) * size_t(taps) + size_t(tap) : size_t(tap) * size_t(n) + size_t(i)] = j;
         if (j >= 0) mask |= 1u << uint(bit[tap]);
       }
   keys[i] = tap_key(mask, i, uint(dims[14]));
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);
+uint first = i - t;
+if (staged && first < n) {
+  int many = int(min(256u, n - first)) * taps;
+  for (int k = int(t); k < many; k += 256) nbr[size_t(first) * size_t(taps) + size_t(k)] = stage[k];
 }

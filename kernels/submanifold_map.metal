@@ -1,29 +1,42 @@
 // Kernel map of a set onto itself, odd sizes, centred, and the sort keys of its rows.
 // in: coords[N, 4] distinct sites (negative batch: padding), table[CAP] (coord_hash_insert), bit[T] int32, 0 .. 26
-//     dims = {N, CAP, Kx, Ky, Kz, dx, dy, dz, rows of a window}
-// out: nbr[T, N] int32 row of each tap and row, -1 none; keys[N] uint32 (tap_key.h).   grid: one thread a row
-// All taps of a row in one thread: nothing is scattered, and the lookups of a column of taps wait together.
-uint i = thread_position_in_grid.x;
-if (i < uint(dims[0])) {
-  uint n = uint(dims[0]), mask = 0u;
-  int taps = dims[2] * dims[3] * dims[4];
+//     dims = {N, CAP, Kx, Ky, Kz, dx, dy, dz, rows of a window, by row}
+// out: nbr[T, N], by row [N, T], int32 row of each tap and row, -1 none; keys[N] uint32 (tap_key.h).
+// grid: one thread a row
+// All taps of a row in one thread: nothing is scattered, and the lookups of a column of taps wait together. By row, up to
+// 27 taps leave through threadgroup memory.
+threadgroup int stage[256 * 27];
+uint i = thread_position_in_grid.x, t = thread_index_in_threadgroup, n = uint(dims[0]);
+int taps = dims[2] * dims[3] * dims[4];
+bool by_row = dims[9] != 0, staged = by_row && taps <= 27;
+if (i < n) {
+  uint mask = 0u;
   int site[4];
-  for (int a = 0; a < 4; a++) site[a] = coords[4 * size_t(i) + a];
+  load_site(coords, size_t(i), sites_aligned(coords), site);
+  int sy = dims[3], sz = dims[4], center = taps / 2;
   for (int kx = 0; kx < dims[2]; kx++)
-    for (int ky = 0; ky < dims[3]; ky++) {
+    for (int ky = 0; ky < sy; ky++) {
       long x = long(site[1]) + long(kx - dims[2] / 2) * long(dims[5]);
-      long y = long(site[2]) + long(ky - dims[3] / 2) * long(dims[6]);
+      long y = long(site[2]) + long(ky - sy / 2) * long(dims[6]);
       bool inside = site[0] >= 0 && x >= -2147483648l && x <= 2147483647l && y >= -2147483648l && y <= 2147483647l;
-      for (int kz = 0; kz < dims[4]; kz++) {
-        int tap = (kx * dims[3] + ky) * dims[4] + kz, j = -1;
-        long z = long(site[3]) + long(kz - dims[4] / 2) * long(dims[7]);
+      uint column = coord_column(site[0], int(x), int(y));
+      for (int kz = 0; kz < sz; kz++) {
+        int tap = (kx * sy + ky) * sz + kz, j = -1;
+        long z = long(site[3]) + long(kz - sz / 2) * long(dims[7]);
         if (inside && z >= -2147483648l && z <= 2147483647l)
-          j = 2 * tap + 1 == taps
-                  ? int(i)
-                  : coord_find(coords, table, n, uint(dims[1]) - 1u, site[0], int(x), int(y), int(z));
-        nbr[size_t(tap) * size_t(n) + size_t(i)] = j;
+          j = tap == center ? int(i)
+                            : coord_find(coords, table, n, uint(dims[1]) - 1u, coord_mix(column, uint(int(z))), site[0],
+                                         int(x), int(y), int(z));
+        if (staged) stage[int(t) * taps + tap] = j;
+        else nbr[by_row ? size_t(i) * size_t(taps) + size_t(tap) : size_t(tap) * size_t(n) + size_t(i)] = j;
         if (j >= 0) mask |= 1u << uint(bit[tap]);
       }
     }
   keys[i] = tap_key(mask, i, uint(dims[8]));
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);
+uint first = i - t;
+if (staged && first < n) {
+  int many = int(min(256u, n - first)) * taps;
+  for (int k = int(t); k < many; k += 256) nbr[size_t(first) * size_t(taps) + size_t(k)] = stage[k];
 }

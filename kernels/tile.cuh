@@ -48,14 +48,6 @@ METAL_FUNC void tile_split(uint x, uint& hi, uint& rest) {
   hi = x & 0xffffe000u;
   rest = __float_as_uint(__uint_as_float(x) - __uint_as_float(hi));
 }
-// Two numbers as pairs of bf16: their roundings, and the roundings of what those leave; together 16 bits of each.
-METAL_FUNC void tile_halves(uint x, uint y, uint& hi, uint& lo) {
-  float a = __uint_as_float(x), b = __uint_as_float(y);
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(hi) : "f"(b), "f"(a));
-  a -= __uint_as_float(hi << 16);
-  b -= __uint_as_float(hi & 0xffff0000u);
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(lo) : "f"(b), "f"(a));
-}
 
 template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
   static constexpr int MI = M / 16, NI = N / 8, ROWS = MI * 2, COLS = NI, KI = sizeof(T) == 4 ? 8 : 16;
@@ -102,10 +94,6 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
       multiply_add<K, LDA, TA, LDB, TB>(a, b);
       return;
     }
-    if constexpr (sizeof(T) == 4 && EXACT == 3) {
-      halves<K, LDA, TA, LDB, TB>(a, b);
-      return;
-    }
     int l = int(tile_lane());
     // Tensor cores cut off what TF32 sums lose, always towards zero: over a long chain that adds up. So near-fp32 gets
     // a fresh fragment for each K, and an ordinary addition.
@@ -129,54 +117,6 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
 #pragma unroll
           for (int e = 0; e < 4; e++) c[i][j][e] += part[i][j][e];
     }
-  }
-  // fp32 as two bf16: the order of k is free, so a lane packs the k that the 32-bit fragments give it.
-  template <int K, int LDA, bool TA, int LDB, bool TB> METAL_FUNC void halves(const T* a, const T* b) {
-    int l = int(tile_lane());
-    float part[MI][NI][4] = {};
-#pragma unroll
-    for (int k = 0; k < K; k += 16) {
-      uint ah[MI][4], al[MI][4];
-#pragma unroll
-      for (int i = 0; i < MI; i++) {
-        uint f[4], g[4];
-        load_a<LDA, TA>(f, a, i, k, l);
-        load_a<LDA, TA>(g, a, i, k + 8, l);
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-          tile_halves(f[e], f[e + 2], ah[i][e], al[i][e]);
-          tile_halves(g[e], g[e + 2], ah[i][e + 2], al[i][e + 2]);
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < NI / 2; j++) {
-        uint f[4], g[4];
-        load_b<LDB, TB>(f, b, 2 * j, k, l);
-        load_b<LDB, TB>(g, b, 2 * j, k + 8, l);
-        uint bh[2][2], bl[2][2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-          tile_halves(f[2 * h], f[2 * h + 1], bh[h][0], bl[h][0]);
-          tile_halves(g[2 * h], g[2 * h + 1], bh[h][1], bl[h][1]);
-        }
-#pragma unroll
-        for (int term = 0; term < 3; term++)
-#pragma unroll
-          for (int h = 0; h < 2; h++)
-#pragma unroll
-            for (int i = 0; i < MI; i++) {
-              if (term == 0) tile_dot(part[i][2 * j + h], al[i], bh[h][0], bh[h][1], __nv_bfloat16());
-              if (term == 1) tile_dot(part[i][2 * j + h], ah[i], bl[h][0], bl[h][1], __nv_bfloat16());
-              if (term == 2) tile_dot(part[i][2 * j + h], ah[i], bh[h][0], bh[h][1], __nv_bfloat16());
-            }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < MI; i++)
-#pragma unroll
-      for (int j = 0; j < NI; j++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) c[i][j][e] += part[i][j][e];
   }
   // fp32 without tensor cores: each lane computes the elements that it holds, four k at a time where they are contiguous
   template <int K, int LDA, bool TA, int LDB, bool TB> METAL_FUNC void multiply_add(const T* a, const T* b) {
@@ -228,7 +168,7 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
           if constexpr (EXACT != 0) tile_split(x, fb[j][e], rb[j][e]);
           else fb[j][e] = tile_tf32(fb[j][e]);
         }
-      if constexpr (EXACT != 0) { // small terms first; products that follow each other do not wait for each other
+      if constexpr (EXACT != 0) { // small terms first
         products(sum, ra, fb);
         products(sum, fa, rb);
       }

@@ -20,14 +20,14 @@ for (uint r = 0u; r < 8u; r++) {
   uint i = group * 2048u + r * 256u + t;
   int mine = 32, row = -1;
   if (i < n) {
-    int v[3];
+    int v[3], site[4];
+    load_site(coords, size_t(i), sites_aligned(coords), site);
     mine = 0;
     for (int a = 0; a < 3; a++) {
-      int c = coords[4 * size_t(i) + 1 + a];
-      v[a] = floor_quotient(c, stride[a]);
-      mine = mine * stride[a] + c - v[a] * stride[a];
+      v[a] = floor_quotient(site[1 + a], stride[a]);
+      mine = mine * stride[a] + site[1 + a] - v[a] * stride[a];
     }
-    uint number = site_number(coords[4 * size_t(i)], v[0], v[1], v[2], low, span, cells);
+    uint number = site_number(site[0], v[0], v[1], v[2], low, span, cells);
     if (number != 4294967295u) row = bit_rank(bits, before, ends, number);
     if (row >= dims[11]) row = -1;
     if (row < 0) mine = taps;

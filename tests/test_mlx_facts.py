@@ -329,3 +329,41 @@ def test_gradients_through_indices_raise_and_stop_gradient_mends_it() -> None:
     else:  # 0.32.0 treats a gather's integer indices as constants
         assert mx.grad(gather)(mx.ones(3)).tolist() == [0, 3, 0]
     assert mx.grad(lambda x: x[mx.stop_gradient(x.astype(mx.int32))].sum())(mx.ones(3)).tolist() == [0, 3, 0]
+
+
+def test_a_compiled_function_runs_its_body_again_for_traced_arguments_only() -> None:
+    ran: list[int] = []
+
+    def body(*a: mx.array) -> mx.array:
+        ran.append(1)
+        return a[0]
+
+    probe = mx.compile(body, shapeless=True)
+
+    def runs(*a: mx.array) -> bool:
+        ran.clear()
+        probe(*a)
+        return bool(ran)
+
+    x = mx.ones((4, 2))
+    probe(x)
+    assert not runs(x) and not runs(x + 1) and not runs(mx.ones((7, 3)))
+    seen: list[bool] = []
+
+    def inside(a: mx.array) -> mx.array:
+        b = a * 2
+        mx.eval(b) if traced_by_grad else None
+        seen.extend([runs(a), runs(b), runs(mx.stop_gradient(b))])
+        return b.sum()
+
+    traced_by_grad = True
+    mx.grad(inside)(x)
+    mx.jvp(inside, [x], [x])
+    assert all(seen) and len(seen) == 6
+    traced_by_grad = False
+    seen.clear()
+    mx.vmap(inside)(x)
+    mx.compile(inside)(x)
+    mx.grad(mx.checkpoint(inside))(x)
+    assert all(seen[:2] + seen[3:5] + seen[6:8])
+    assert not runs(x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -13,7 +13,8 @@ from numba.extending import intrinsic
 from ._numba_loops import AHEAD, prefetch_row
 
 _ROW_MAJOR, _AS_IT_IS, _TRANSPOSED = 101, 111, 112  # of CBLAS
-LANES = 8  # channels of one vector
+UNPACKED = 1_000_000  # multiply-adds up to which OpenBLAS copies no matrix: an eighth to a fifth faster
+WIDE = bool(binding.get_host_cpu_features().get("avx512f"))  # registers for 8 sums of 16 lanes
 
 
 def _call(builder: Any, address: Any, *arguments: Any) -> None:
@@ -49,6 +50,15 @@ def _gemv(context: Any, address: Any, n: Any, k: Any, a: Any, b: Any, c: Any) ->
         return target.get_dummy_value()
 
     return types.void(*[types.int64] * 6), generate
+
+
+@njit(inline="always")
+def _pieces(m: int, n: int, k: int) -> int:
+    """In how many parts to take m rows, about equal: one row alone might be rounded otherwise.
+
+    So are columns past the last sixteenth one, of which OpenBLAS has two forms.
+    """
+    return 1 if n % 16 else max(1, min(m // 8, -(-m * n * k // UNPACKED)))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -89,24 +99,27 @@ def convolve_block(
     taps: np.ndarray,
     in_rank: np.ndarray,
     out_rank: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
     first: int,
     total: np.ndarray,
     gathered: np.ndarray,
     products: np.ndarray,
 ) -> None:
-    """total[o - first] += x[i] @ taps[t] for the pairs [low[t], high[t]) of each tap."""
+    """total[o - first] += x[i] @ taps[t] for the pairs [starts[t], ends[t]) of each tap."""
     channels = total.shape[1]
     for t in range(len(taps)):
-        a, b = low[t], high[t]
+        a, b = starts[t], ends[t]
         if a == b:
             continue
-        product(blas, x, order, in_rank[a:b], taps[t], gathered, products)
-        for i in range(b - a):
-            row = out_rank[a + i] - first
-            for c in range(channels):
-                total[row, c] += products[i, c]
+        pieces = _pieces(b - a, channels, x.shape[1])
+        for p in range(pieces):
+            low, high = a + p * (b - a) // pieces, a + (p + 1) * (b - a) // pieces
+            product(blas, x, order, in_rank[low:high], taps[t], gathered, products)
+            for i in range(high - low):
+                row = out_rank[low + i] - first
+                for c in range(channels):
+                    total[row, c] += products[i, c]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -122,59 +135,86 @@ def put_products(
     products: np.ndarray,
 ) -> None:
     """y[rows[i]] = x[in_rank[i]] @ weight."""
-    product(blas, x, order, in_rank, weight, gathered, products)
-    channels = y.shape[1]
-    for i in range(len(rows)):
-        for c in range(channels):
-            y[rows[i], c] = products[i, c]
+    m, channels = len(rows), y.shape[1]
+    pieces = _pieces(m, channels, x.shape[1])
+    for p in range(pieces):
+        low, high = p * m // pieces, (p + 1) * m // pieces
+        product(blas, x, order, in_rank[low:high], weight, gathered, products)
+        for i in range(high - low):
+            row = rows[low + i]
+            for c in range(channels):
+                y[row, c] = products[i, c]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def rows_times(blas: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray, y: np.ndarray) -> None:
+    """y = x @ weight + bias, which may be empty."""
+    m, n, k = len(x), weight.shape[1], x.shape[1]
+    pieces = 1 if n % 16 else max(_pieces(m, n, k), m // 1024)
+    for p in range(pieces):
+        low, high = p * m // pieces, (p + 1) * m // pieces
+        part = y[low:high]
+        _gemm(blas[0], high - low, n, k, x[low:].ctypes.data, weight.ctypes.data, part.ctypes.data)  # type: ignore[call-arg]
+        if len(bias):
+            for i in range(high - low):
+                for c in range(n):
+                    part[i, c] += bias[c]
 
 
 # ---------------------------------------------------------------- few channels
 
 
 @intrinsic
-def _add_products(context: Any, x: Any, y: Any, w: Any, k: Any, stride: Any) -> Any:
-    """y[r][:LANES] += x[r][:k] @ w[:k, :LANES] for rows and w by address; x, y: tuples of as many rows.
+def _add_products(
+    context: Any, lanes: Any, rows: Any, x: Any, into: Any, y: Any, out: Any, w: Any, k: Any, n: Any
+) -> Any:
+    """y[out[r], :L] += x[into[r]] @ w[:, :L] for float32 x (., k), y (., n), w (k, n) and int32 into, out.
 
-    As BLAS does: from 0, one fused multiply-add after the other, then added. Rows of w are `stride` apart.
+    All by address; `lanes` and `rows` are tuples as long as L and the number of rows. As BLAS does: from 0,
+    one fused multiply-add after the other, then added.
     """
 
     def generate(target: Any, builder: Any, signature: Any, args: Any) -> Any:
-        x, y, w, k, stride = args
-        f32, i32 = ir.FloatType(), ir.IntType(32)
-        vector = ir.VectorType(f32, LANES)
-        everywhere = ir.Constant(ir.VectorType(i32, LANES), [i32(0)] * LANES)
+        width, count = (signature.args[i].count for i in (0, 1))
+        f32, i32, i64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+        x, into, y, out, w = (
+            builder.inttoptr(place, kind.as_pointer())
+            for place, kind in zip(args[2:7], (f32, i32, f32, i32, f32))
+        )
+        k, n = args[7:]
+        vector = ir.VectorType(f32, width)
+        everywhere = ir.Constant(ir.VectorType(i32, width), [i32(0)] * width)
         kind = ir.FunctionType(vector, [vector] * 3)
-        fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
-        count = signature.args[0].count
-        rows = [builder.inttoptr(builder.extract_value(x, r), f32.as_pointer()) for r in range(count)]
-        sums = [cgutils.alloca_once_value(builder, vector([f32(0.0)] * LANES)) for _ in rows]
-        w = builder.inttoptr(w, f32.as_pointer())
+        fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{width}f32")
+
+        def row(start: Any, ranks: Any, r: int, length: Any) -> Any:
+            rank = builder.sext(builder.load(builder.gep(ranks, [i32(r)])), i64)
+            return builder.gep(start, [builder.mul(rank, length)])
+
+        sources = [row(x, into, r, k) for r in range(count)]
+        sums = [cgutils.alloca_once_value(builder, vector([f32(0.0)] * width)) for _ in sources]
         with cgutils.for_range(builder, k) as loop:
-            weight = builder.gep(w, [builder.mul(loop.index, stride)])
+            weight = builder.gep(w, [builder.mul(loop.index, n)])
             weight = builder.load(builder.bitcast(weight, vector.as_pointer()), align=4)
-            for row, total in zip(rows, sums):
-                value = builder.load(builder.gep(row, [loop.index]))
+            for source, total in zip(sources, sums):
+                value = builder.load(builder.gep(source, [loop.index]))
                 value = builder.insert_element(vector(ir.Undefined), value, i32(0))
                 value = builder.shuffle_vector(value, value, everywhere)
                 builder.store(builder.call(fma, [value, weight, builder.load(total)]), total)
         for r, total in enumerate(sums):
-            place = builder.inttoptr(builder.extract_value(y, r), vector.as_pointer())
-            before = builder.load(place, align=4)
-            builder.store(builder.fadd(before, builder.load(total)), place, align=4)
+            place = builder.bitcast(row(y, out, r, n), vector.as_pointer())
+            builder.store(builder.fadd(builder.load(place, align=4), builder.load(total)), place, align=4)
         return target.get_dummy_value()
 
-    return types.void(x, y, w, k, stride), generate
+    return types.void(lanes, rows, x, into, y, out, w, k, n), generate
 
 
-@njit(inline="always")
-def _row(base: int, rank: int, order: np.ndarray, stride: int) -> int:
-    row = order[rank] if len(order) else rank
-    return base + 4 * np.int64(row) * stride
+_EIGHT, _ONE = (0,) * 8, (0,)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def convolve_few(
+    lanes: tuple[int, ...],
     blas: np.ndarray,
     x: np.ndarray,
     order: np.ndarray,
@@ -189,50 +229,44 @@ def convolve_few(
 ) -> None:
     """Blocks of output ranks between the edges: y = bias + x[i] @ taps[t], eight rows at a time in registers.
 
-    bounds (blocks + 1, T): pairs of each tap. taps and bias have n channels, a multiple of LANES; y may not.
+    bounds (blocks + 1, T): pairs of each tap. lanes: as many as channels in a vector. taps and bias have a
+    multiple of them, y may not.
     """
     k, n, channels = taps.shape[1], taps.shape[2], y.shape[1]
     in_place = n == channels and len(out_order) == 0
-    total = y if in_place else np.empty((np.max(np.diff(edges)), n), np.float32)
-    one, none = np.empty(n, np.float32), np.empty(0, np.int32)
-    xs = x.ctypes.data
+    size = np.max(np.diff(edges))
+    total = y if in_place else np.empty((size, n), np.float32)
+    one, rows = np.empty(n, np.float32), np.empty(size if len(order) else 0, np.int32)
+    xs, ws, step = np.int64(x.ctypes.data), np.int64(taps.ctypes.data), 4 * len(lanes)
+    into0, out0 = np.int64(in_rank.ctypes.data), np.int64(out_rank.ctypes.data)
     for block in range(len(edges) - 1):
         first, last = edges[block], edges[block + 1]
         zero = 0 if in_place else first  # rank of the first row of total
-        total[first - zero : last - zero] = bias
-        ys = total.ctypes.data - 4 * zero * n
+        for row in range(first - zero, last - zero):
+            for c in range(n):
+                total[row, c] = bias[c]
+        ys = np.int64(total.ctypes.data) - 4 * zero * n
         for t in range(len(taps)):
             a, b = bounds[block, t], bounds[block + 1, t]
-            w = taps.ctypes.data + 4 * t * k * n
+            w, into, out = ws + 4 * t * k * n, into0 + 4 * a, out0 + 4 * a
+            if len(order):
+                for i in range(b - a):
+                    rows[i] = order[in_rank[a + i]]
+                into = np.int64(rows.ctypes.data)
             if b - a == 1:  # rounded as `product` does
-                row = _row(xs, in_rank[a], order, k)
-                _gemv(blas[1], n, k, row, w, one.ctypes.data)  # type: ignore[call-arg]
+                row = order[in_rank[a]] if len(order) else in_rank[a]
+                _gemv(blas[1], n, k, xs + 4 * k * np.int64(row), w, one.ctypes.data)  # type: ignore[call-arg]
                 total[out_rank[a] - zero] += one
                 continue
-            while a + 8 <= b:
-                i, o = in_rank[a : a + 8], out_rank[a : a + 8]
-                rows = (
-                    _row(xs, i[0], order, k), _row(xs, i[1], order, k),
-                    _row(xs, i[2], order, k), _row(xs, i[3], order, k),
-                    _row(xs, i[4], order, k), _row(xs, i[5], order, k),
-                    _row(xs, i[6], order, k), _row(xs, i[7], order, k),
-                )  # fmt: skip
-                for c in range(0, 4 * n, 4 * LANES):
-                    y0 = ys + c
-                    places = (
-                        _row(y0, o[0], none, n), _row(y0, o[1], none, n),
-                        _row(y0, o[2], none, n), _row(y0, o[3], none, n),
-                        _row(y0, o[4], none, n), _row(y0, o[5], none, n),
-                        _row(y0, o[6], none, n), _row(y0, o[7], none, n),
-                    )  # fmt: skip
-                    _add_products(rows, places, w + c, k, n)  # type: ignore[call-arg]
-                a += 8
-            while a < b:
-                row, place = _row(xs, in_rank[a], order, k), _row(ys, out_rank[a], none, n)
-                for c in range(0, 4 * n, 4 * LANES):
-                    _add_products((row,), (place + c,), w + c, k, n)  # type: ignore[call-arg]
-                a += 1
+            for _ in range((b - a) // 8):
+                for c in range(0, 4 * n, step):
+                    _add_products(lanes, _EIGHT, xs, into, ys + c, out, w + c, k, n)  # type: ignore[call-arg]
+                into, out = into + 32, out + 32
+            for _ in range((b - a) % 8):
+                for c in range(0, 4 * n, step):
+                    _add_products(lanes, _ONE, xs, into, ys + c, out, w + c, k, n)  # type: ignore[call-arg]
+                into, out = into + 4, out + 4
         for rank in range(first, first if in_place else last):
-            out = out_order[rank] if len(out_order) else rank
+            row = out_order[rank] if len(out_order) else rank
             for c in range(channels):
-                y[out, c] = total[rank - first, c]
+                y[row, c] = total[rank - first, c]

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -54,14 +55,15 @@ def _one(place: int, size: int) -> mx.array:
 
 @functools.lru_cache(maxsize=4096)
 def _constant(name: str, values: tuple[int, ...]) -> mx.array:
-    for v in values:
-        _check_size(name, v)
+    check_sizes(name, values)
     return mx.array([*values, *[0] * (SMALL - len(values))], dtype=mx.int32)
 
 
-def _check_size(name: str, value: int) -> None:
-    if not -(2**31) <= value < 2**31:
-        raise CapacityError(f"{name}: the size {value} does not fit 32 bits; split the input")
+def check_sizes(name: str, values: Sequence[Any]) -> None:
+    """CapacityError for a size that a kernel cannot take."""
+    for value in values:
+        if not -(2**31) <= value < 2**31:
+            raise CapacityError(f"{name}: the size {value} does not fit 32 bits; split the input")
 
 
 def filled(shape: Sequence[int], value: float, dtype: mx.Dtype) -> mx.array:

@@ -34,11 +34,19 @@ def whole(
     body: str,
     bounds: Bounds | None = None,
     dynamic: bool = False,
+    known: int = 0,
 ) -> str:
-    """A whole CUDA text. inputs, outputs: name -> dtype; constants: of the template, dtypes by name."""
+    """A whole CUDA text. inputs, outputs: name -> dtype; constants: of the template, dtypes by name.
+
+    known: how many sizes are arguments of the kernel; 0: they lie in an input `dims`.
+    """
     arrays = [f"const {_TYPES[kind]}* {array}" for array, kind in inputs.items()]
+    arrays += [] if known else ["const int* dims"]
     arrays += [f"{_TYPES[kind]}* {array}" for array, kind in outputs.items()]
-    fixed = [
+    sizes = [f"dims_{i}" for i in range(known)]
+    arrays += [f"int {size}" for size in sizes]
+    fixed = [f"const int dims[] = {{{', '.join(sizes)}}};"] if known else []
+    fixed += [
         f"using {key} = {_TYPES[value]};" if isinstance(value, str) else f"constexpr int {key} = {value};"
         for key, value in constants.items()
     ]

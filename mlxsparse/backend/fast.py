@@ -16,7 +16,7 @@ import numpy as np
 from .host import blas_addresses, num_threads, parallel, scratch
 
 SMALL = 100_000  # items that one thread does in about the time of waking another
-FEW = 16  # channels up to which rows are multiplied where they lie
+FEW, FEW_WIDE = 16, 64  # channels up to which rows are multiplied where they lie; with wide registers
 
 
 @lru_cache(maxsize=1)
@@ -215,11 +215,16 @@ def convolve_block(
     _products().convolve_block(blas, x, _or_none(order), taps, *ranks, *spans, first, total, *room)
 
 
+def _lanes(channels: int) -> int:
+    """Channels of a vector in `convolve_few`."""
+    return 4 if channels <= 4 else 16 if channels > 8 and _products().WIDE else 8
+
+
 @cache
 def few_channels(ci: int, co: int) -> bool:
     """Whether `convolve_few` takes products (m, ci) @ (ci, co): few channels, and the bits of this BLAS."""
     addresses = blas_addresses()
-    if max(ci, co) > FEW or addresses is None:
+    if addresses is None or max(ci, co) > (FEW_WIDE if _products().WIDE else FEW):
         return False
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(shape, np.float32) for shape in ((1024, ci), (ci, co)))
@@ -252,23 +257,29 @@ def convolve_few(
     edges: of blocks of output ranks; bounds (blocks + 1, T): pairs of each tap in them. small: not worth
     waking a thread for.
     """
-    padded = np.zeros((*taps.shape[:2], -(-taps.shape[2] // 8) * 8), np.float32)
-    padded[:, :, : taps.shape[2]] = taps
+    lanes = (0,) * _lanes(taps.shape[2])
+    padded = taps
+    if taps.shape[2] % len(lanes):
+        padded = np.zeros((*taps.shape[:2], -(-taps.shape[2] // len(lanes)) * len(lanes)), np.float32)
+        padded[:, :, : taps.shape[2]] = taps
     start = np.zeros(padded.shape[2], np.float32)
     if bias is not None:
         start[: len(bias)] = bias
+    run, orders = _products().convolve_few, (_or_none(order), _or_none(out_order))
+    blocks, threads = len(edges) - 1, 1 if small else num_threads()
+    if threads == 1:
+        if blocks:
+            run(lanes, blas, x, orders[0], padded, *ranks, edges, bounds, start, orders[1], y)
+        return
     # Few calls: a thread that wants Python's lock back waits longer than a short call takes.
-    blocks = len(edges) - 1
-    parts = min(1 if small else 2 * num_threads(), blocks)
+    parts = min(2 * threads, blocks)
     cuts = np.arange(parts + 1) * blocks // max(parts, 1)
-    orders = _or_none(order), _or_none(out_order)
 
     def work(i: int) -> None:
         here = slice(cuts[i], cuts[i + 1] + 1)
-        loops = _products()
-        loops.convolve_few(blas, x, orders[0], padded, *ranks, edges[here], bounds[here], start, orders[1], y)
+        run(lanes, blas, x, orders[0], padded, *ranks, edges[here], bounds[here], start, orders[1], y)
 
-    parallel(work, parts, blas=True, small=small)
+    parallel(work, parts, blas=True)
 
 
 def put_products(
@@ -283,6 +294,13 @@ def put_products(
 ) -> None:
     """y[rows[i]] = x[order[ranks[i]]] @ weight; `room` as in `convolve_block`."""
     _products().put_products(blas, x, _or_none(order), weight, ranks, rows, y, *room)
+
+
+def rows_times(
+    blas: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, y: np.ndarray
+) -> None:
+    """y = x @ weight + bias, for more than one row."""
+    _products().rows_times(blas, x, weight, np.empty(0, np.float32) if bias is None else bias, y)
 
 
 _RANKS_ARE_ROWS = np.empty(0, np.int32)

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..errors import TracedOnHostError
 
-SMALL = 1 << 16  # bytes
+COPIED = 1 << 22  # bytes up to which an array is made by copying: an evaluation waits for another thread
 # NaN and infinity in features are the caller's; a warning from a worker thread helps nobody.
 _SILENT: dict[str, Any] = {"invalid": "ignore", "over": "ignore"}
 _DTYPES = {
@@ -66,11 +66,24 @@ def view32(a: mx.array) -> np.ndarray:
     return np.ascontiguousarray(view(a if a.dtype == mx.float32 else a.astype(mx.float32)))
 
 
+def _blank(size: int) -> np.ndarray:
+    """Bytes to copy from; never written."""
+    global _blanks
+    if len(_blanks) < size + 2048:
+        _blanks = np.zeros((1 << max(size - 1, 1 << 15).bit_length()) + 2048, np.uint8)
+    # Zen 4 copies ten times slower between places that are about equal within a page, as heads of arrays are.
+    return _blanks[2048 : 2048 + size]
+
+
+_blanks = np.zeros(0, np.uint8)
+
+
 def empty(shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[mx.array, np.ndarray]:
     """An uninitialised MLX array and a writable NumPy view of its memory."""
-    if math.prod(shape) * dtype.size < SMALL:
-        # Copying a few bytes is cheaper than the wait for an evaluation.
-        a = mx.array(np.empty(shape, _DTYPES[dtype]))
+    size = math.prod(shape) * dtype.size
+    if size <= COPIED:
+        # MLX's `empty` writes to all of its memory too, and takes that from a thread that keeps less of it.
+        a = mx.array(_blank(size).view(_DTYPES[dtype]).reshape(shape))
     else:
         a = mx.empty(shape, dtype)
         mx.eval(a)

@@ -84,22 +84,29 @@ def _shape(g: Geometry, extent: Extent) -> list[int]:
     return [*dims, *extent.low, *extent.span, cells(extent)]
 
 
+@functools.lru_cache(maxsize=256)
+def _array(values: tuple[int, ...]) -> mx.array:
+    return mx.array(values, dtype=mx.int32)
+
+
 def _ones(coords: mx.array, sets: Sequence[Box]) -> tuple[mx.array, mx.array, mx.array, mx.array, list[int]]:
     """Bits, before, totals and status of sets side by side; first and number of the totals of each."""
     check_coords("coords", coords)
     n = coords.shape[0]
-    dims, spans, start = [n, len(sets)], [], 0
+    shapes: list[int] = []
+    spans, start = [], 0
     for extent, geometry in sets:
         parts = blocks(cells(extent), STRETCH)
-        dims += [*_shape(geometry, extent), start * PER_STRETCH]
+        shapes += [*_shape(geometry, extent), start * PER_STRETCH]
         spans += [start, parts]
         start += parts
     count = start * PER_STRETCH
     groups = (blocks(n, MAX_THREADS), 1, 1)
-    bits, status = launch("site_bits", [coords], dims, [(8 * count,), (8,)], groups, init=0)
+    inputs, words = [coords, _array(tuple(shapes))], [(8 * count,), (8,)]
+    bits, status = launch("site_bits", inputs, [n, len(sets)], words, groups, init=0)
     # Totals and ends are longer by what a short input of a kernel would be padded by.
-    shapes = [(count,), (start + SMALL,)]
-    before, totals = launch("bit_counts", [bits], [count], shapes, (start, 1, 1))
+    long = [(count,), (start + SMALL,)]
+    before, totals = launch("bit_counts", [bits], [count], long, (start, 1, 1))
     return bits, before, totals, status, spans
 
 
@@ -133,12 +140,13 @@ def counted(
         bits, before, totals, outside, spans = _ones(coords, sets)
     shapes = [(totals.size,), *[(2,)] * 9]
     groups = (max(len(sets), 1), 1, 1)
-    ends, *found = launch("set_facts", [status, totals, outside], [len(sets), *spans], shapes, groups)
+    dims = [len(sets), *spans, *[0] * (2 * (MOST_SETS - len(sets)))]
+    ends, *found = launch("set_facts", [status, totals, outside], dims, shapes, groups)
     require_values(*found)
-    repeated, *bounds = (np.array(a) for a in found)
-    biased = np.concatenate(bounds[:4]).reshape(2, 4)
-    biased = np.stack([~biased[1], biased[0]])
-    counts = [(int(number), bool(lost)) for number, lost in bounds[4 : 4 + len(sets)]]
+    (repeated, _), *pairs = (np.array(a).tolist() for a in found)
+    high, low = pairs[0] + pairs[1], pairs[2] + pairs[3]
+    bounds = [[2**31 - 1 - v for v in low], [v - 2**31 for v in high]]  # see kernels/coord_hash_insert.metal
+    counts = [(number, lost != 0) for number, lost in pairs[4 : 4 + len(sets)]]
     made = []
     for i, (extent, geometry) in enumerate(sets):
         if len(sets) > 1:
@@ -148,7 +156,7 @@ def counted(
         else:
             whole = bits, before, ends
         made.append(Marked(*whole, found[5 + i], extent, geometry))
-    return made, Facts(bool(repeated[0]), (biased ^ np.uint32(1 << 31)).view(np.int32), counts)
+    return made, Facts(repeated != 0, np.array(bounds, np.int32), counts)
 
 
 @functools.cache
@@ -164,19 +172,39 @@ def sites(made: Marked, capacity: int) -> mx.array:
     return launch("bit_sites", [made.bits, made.before, made.ends], dims, [(capacity, 4)], groups)[0]
 
 
-def site_map(coords: mx.array, made: Marked, rows: int) -> mx.array:
-    """Row of `coords` of each tap and of the first `rows` marked sites: (T, rows) int32, -1 none.
+def site_map(coords: mx.array, made: Marked, rows: int, *, by_row: bool = False) -> mx.array:
+    """Row of `coords` of each tap and of the first `rows` marked sites: (T, rows), by row (rows, T), -1 none.
 
     Of a forward geometry it is the map's output side, of a transposed one its input side.
     """
     n, taps = coords.shape[0], math.prod(made.geometry.size)
-    dims = [n, *_shape(made.geometry, made.extent), rows]
+    dims = [n, *_shape(made.geometry, made.extent), rows, int(by_row)]
     inputs = [coords, made.bits, made.before, made.ends]
     groups = (blocks(n, MAX_THREADS), 1, 1)
-    return launch("site_map", inputs, dims, [(taps, rows)], groups, init=-1)[0]
+    return launch("site_map", inputs, dims, [(rows, taps) if by_row else (taps, rows)], groups, init=-1)[0]
 
 
-def tiles_of_windows(
+def _windows(made: Marked, stride: Triple, rows: int) -> list[int]:
+    return [*stride, *made.extent.low, *made.extent.span, cells(made.extent), rows]
+
+
+def windows_output(
+    coords: mx.array, made: Marked, stride: Triple, rows: int, active: int | None = None
+) -> TapTiles:
+    """Output side of the map of `coords` to the first `rows` of the marked windows of K = s.
+
+    As tap_tiles(..., sort=False), of at most MOST_WINDOW_TAPS taps: small windows share most of them.
+    """
+    n, taps, places = coords.shape[0], math.prod(stride), blocks(rows, PLACES) * PLACES
+    dims = [n, *_windows(made, stride, rows), places]
+    shapes = [(places // 32, taps, 32), (places,), (places // 32, 1)]
+    groups = (blocks(max(n, places), MAX_THREADS), 1, 1)
+    inputs = [coords, made.bits, made.before, made.ends]
+    tiled, order, masks = launch("window_outputs", inputs, dims, shapes, groups, init=-1)
+    return TapTiles(tiled, order, masks, n, rows, rows if active is None else min(active, rows))
+
+
+def windows_input(
     coords: mx.array, made: Marked, stride: Triple, rows: int, active: int | None = None
 ) -> TapTiles:
     """Input side of the ordered map of `coords` to the first `rows` of the marked windows of K = s.
@@ -185,7 +213,7 @@ def tiles_of_windows(
     """
     n, taps = coords.shape[0], math.prod(stride)
     groups, places = blocks(n, WINDOW_ROWS), blocks(n, PLACES) * PLACES
-    whole = [n, *stride, *made.extent.low, *made.extent.span, cells(made.extent), rows, groups]
+    whole = [n, *_windows(made, stride, rows), groups]
     shapes = [(n,), (n,), (max((taps + 1) * groups, SMALL),)]
     inputs = [coords, made.bits, made.before, made.ends]
     window, tap, totals = launch("window_rows", inputs, whole, shapes, (groups, 1, 1))
@@ -198,12 +226,19 @@ def tiles_of_windows(
 
 
 def submanifold_map(
-    coords: mx.array, made: Marked, size: Triple, dilation: Triple = (1, 1, 1), active: int | None = None
+    coords: mx.array,
+    made: Marked,
+    size: Triple,
+    dilation: Triple = (1, 1, 1),
+    active: int | None = None,
+    *,
+    by_row: bool = False,
 ) -> OwnMap:
     """Map of the marked sites `coords` onto themselves, centred, odd sizes. active: rows without padding."""
     n, taps = coords.shape[0], math.prod(size)
     bit, window = tap_order(size, n if active is None else active)
-    dims = [n, *size, *dilation, *made.extent.low, *made.extent.span, cells(made.extent), window]
+    dims = [n, *size, *dilation, *made.extent.low, *made.extent.span, cells(made.extent), window, int(by_row)]
     groups = (blocks(n, MAX_THREADS), 1, 1)
     inputs = [coords, made.bits, made.before, made.ends, bit]
-    return OwnMap(*launch("submanifold_bits", inputs, dims, [(taps, n), (n,)], groups))
+    shapes = [(n, taps) if by_row else (taps, n), (n,)]
+    return OwnMap(*launch("submanifold_bits", inputs, dims, shapes, groups))

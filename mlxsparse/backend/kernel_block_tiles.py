@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from .kernel_blocks import DDS, DSD, SDD, fp32_mode
-from .library import blocks, check_array, filled, on_cuda, ready
+from .kernel_blocks import DDS, DSD, SDD, fp32_mode, grouped
+from .library import KERNELS, blocks, check_array, filled, on_cuda, ready
 
 
 class BlockTile(NamedTuple):
@@ -28,6 +28,14 @@ class BlockTile(NamedTuple):
     BK: int
     STAGES: int
     KEEP: int = 0
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.NA * self.NB
+
+    def across(self, mode: int) -> int:
+        """Elements of the dense axis, of dsd and dds."""
+        return self.SIDE * (self.NB if mode == DSD else self.NA)
 
     def pieces(self, mode: int) -> int:
         """Pieces that a step copies."""
@@ -47,13 +55,67 @@ class BlockTile(NamedTuple):
         return self.STAGES * self.pieces(mode) * max(piece(ta), piece(not tb)) * itemsize
 
 
+class GroupTile(NamedTuple):
+    """LINES lines of 64 and PARTS pieces of 64 of the dense axis (kernels/block_groups.metal).
+
+    Four simdgroups compute a line; STAGES steps of BK reduced elements (64 on CUDA) are in flight. KEEP: 1,
+    what is read stays in L1; 2, results leave L2 first.
+    """
+
+    LINES: int
+    PARTS: int
+    STAGES: int
+    KEEP: int = 0
+    BK: int = 64
+
+    @property
+    def SIDE(self) -> int:
+        return 64
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.LINES
+
+    def across(self, mode: int) -> int:
+        """Elements of the dense axis."""
+        return 64 * self.PARTS
+
+    def lines(self, mode: int) -> int:
+        """Lines (of 64 elements) whose lists are merged."""
+        return self.LINES
+
+    def group_bytes(self, mode: int, ta: bool, tb: bool, itemsize: int) -> int:
+        """Threadgroup memory; as the kernel counts it."""
+        return (self.STAGES * (self.LINES + self.PARTS) * 64 * self.BK + 512) * itemsize
+
+
+class QuadTile(NamedTuple):
+    """2 x QUAD blocks of 64 x 64 of two rows, or 2 * QUAD of one (kernels/block_groups_sdd.metal)."""
+
+    QUAD: int = 4
+    STAGES: int = 3
+    KEEP: int = 0
+    BK: int = 64
+
+    @property
+    def threads(self) -> int:
+        return 256
+
+    def group_bytes(self, mode: int, ta: bool, tb: bool, itemsize: int) -> int:
+        """Threadgroup memory; as the kernel counts it."""
+        return (self.STAGES * (1 + 2 * self.QUAD) * 64 * self.BK + 512) * itemsize
+
+
 class TileLists(NamedTuple):
-    """What tiles compute: int32 arrays line, ptr, block, other of kernels/block_tiles.metal, and how many."""
+    """What tiles compute: int32 arrays line, ptr, block, other of their kernel, and how many.
+
+    A QuadTile has no `other`.
+    """
 
     line: mx.array
     ptr: mx.array
     block: mx.array
-    other: mx.array
+    other: mx.array | None
     groups: int
 
 
@@ -67,10 +129,13 @@ class Sizes(NamedTuple):
     other_extent: int
 
 
-def block_tile(mode: int, sizes: Sizes, width: int, dtype: mx.Dtype) -> BlockTile | None:
+Tile = BlockTile | GroupTile | QuadTile
+
+
+def block_tile(mode: int, sizes: Sizes, width: int, items: int, dtype: mx.Dtype) -> Tile | None:
     """A tile for a product, None where block_gemm.metal is to do it.
 
-    width: the dense operand's free axis, of sdd the reduced one.
+    width: the dense operand's free axis, of sdd the reduced one. items: heads of all batch items.
     """
     if not on_cuda() or dtype == mx.float32 or width % 8:
         return None
@@ -78,14 +143,24 @@ def block_tile(mode: int, sizes: Sizes, width: int, dtype: mx.Dtype) -> BlockTil
         return None
     if sizes.size % 64 or sizes.other_size % 64:
         return None
-    return shape_of(mode)
+    if mode == SDD or not grouped() or "MLXSPARSE_BLOCK_TILES" in os.environ:
+        return shape_of(mode)
+    few = blocks(sizes.extent, 128) * blocks(width, 256) * items < CORES
+    return GroupTile(1, 2, 4) if few else GroupTile(2, 4, 4)
 
 
-def shape_of(mode: int) -> BlockTile | None:
+CORES = 132  # of an H100: fewer large tiles leave some without work
+
+
+def shape_of(mode: int) -> Tile | None:
     """The tile of a mode."""
-    text = os.environ.get("MLXSPARSE_BLOCK_TILES")  # "LINES,DENSE,BK,STAGES,KEEP", to measure; "0": none
+    # "LINES,DENSE,BK,STAGES,KEEP" or "group,LINES,PARTS,STAGES,KEEP", to measure; "0": none
+    text = os.environ.get("MLXSPARSE_BLOCK_TILES")
     if text == "0":
         return None
+    if text and text.startswith("group,"):
+        values = [int(v) for v in text.split(",")[1:]]
+        return QuadTile(*values) if mode == SDD else GroupTile(*values)
     if text:
         lines, dense, bk, stages, keep = (int(v) for v in text.split(","))
     elif mode == SDD:
@@ -105,7 +180,7 @@ def block_tiles(
     trans_a: bool,
     trans_b: bool,
     heads: int,
-    tile: BlockTile,
+    tile: Tile,
 ) -> Callable[[mx.array, mx.array], mx.array]:
     """One of the three products of arrays like a and b; shapes as of kernel_blocks.block_gemm."""
     for name, array in (("a", a), ("b", b)):
@@ -113,30 +188,33 @@ def block_tiles(
     batch, dtype = a.shape[0], a.dtype
     if mode == DSD:
         width = b.shape[2 if trans_b else 3]
-        across = blocks(width, tile.NB * tile.SIDE)
         shape: tuple[int, ...] = (batch, heads, sizes.extent, width)
     elif mode == DDS:
         width = a.shape[3 if trans_a else 2]
-        across = blocks(width, tile.NA * tile.SIDE)
         shape = (batch, heads, width, sizes.extent)
     else:
         width = a.shape[2 if trans_a else 3]
-        across = 1
         shape = (batch, sizes.nnz, sizes.size, sizes.other_size)
     if 0 in shape or lists.groups == 0:
         return lambda *_: filled(shape, 0, dtype)
+    across = 1 if isinstance(tile, QuadTile) or mode == SDD else blocks(width, tile.across(mode))
+    fixed = {"MODE": mode, **tile._asdict()}
+    if isinstance(tile, BlockTile):
+        fixed["EXACT"] = fp32_mode(dtype)
+    name = {BlockTile: "block_tiles", GroupTile: "block_groups", QuadTile: "block_groups_sdd"}[type(tile)]
+    fixed = {key: value for key, value in fixed.items() if key in KERNELS[name].template}
+    last = [] if lists.other is None else [lists.other.size]
     run = ready(
-        "block_tiles",
-        [lists.groups, *sizes, width, heads, lists.other.size],
+        name,
+        [lists.groups, *sizes, width, heads, *last],
         [shape],
         (lists.groups, across, batch),
-        32 * tile.NA * tile.NB,
+        tile.threads,
         dtype=dtype,
         group_bytes=tile.group_bytes(mode, trans_a, trans_b, dtype.size),
-        MODE=mode,
         TA=int(trans_a),
         TB=int(trans_b),
-        **tile._asdict(),
-        EXACT=fp32_mode(dtype),
+        **fixed,
     )
-    return lambda a, b: run([a, b, *lists[:4]])[0]
+    held = [array for array in lists[:4] if array is not None]
+    return lambda a, b: run([a, b, *held])[0]

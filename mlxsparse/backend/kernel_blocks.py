@@ -14,6 +14,14 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from ..errors import MLXSparseError
+from .kernel_block_attend import MAX_DIM as MAX_DIM
+from .kernel_block_attend import AttentionTile as AttentionTile
+from .kernel_block_attend import FlashTile as FlashTile
+from .kernel_block_attend import GroupFlash as GroupFlash
+from .kernel_block_attend import attention_tile as attention_tile
+from .kernel_block_attend import flash_shape as flash_shape
+from .kernel_block_attend import flash_tile as flash_tile
+from .kernel_block_attend import grouped as grouped
 from .kernel_conv import FP32_MODES
 from .library import SMALL, blocks, check_array, filled, launch, on_cuda, ready, unread
 
@@ -211,96 +219,6 @@ def block_softmax_grad(
 # ---------------------------------------------------------------- attention
 
 
-class AttentionTile(NamedTuple):
-    """Channels that are held, queries and keys of a step, simdgroups."""
-
-    dim: int
-    bm: int
-    bn: int
-    wm: int
-
-    def sizes(self) -> dict[str, int]:
-        """As template parameters of block_attend.metal."""
-        return {name.upper(): value for name, value in self._asdict().items()}
-
-
-class FlashTile(NamedTuple):
-    """The same for block_flash.metal; steps in flight; queries in registers, addends, marks read or not."""
-
-    dim: int
-    bm: int
-    bn: int
-    wm: int
-    stages: int
-    hold: int
-    terms: int = 0
-    marks: int = 1
-    fit: int = 0  # threadgroups that a core shall hold
-
-    def sizes(self) -> dict[str, int]:
-        return {name.upper(): value for name, value in self._asdict().items() if name != "fit"}
-
-    def group_bytes(self, itemsize: int) -> int:
-        row = self.dim + 16 // itemsize
-        rows = (0 if self.hold else self.bm) + 2 * self.stages * self.bn
-        return (rows * row + 16 // itemsize) * itemsize
-
-
-def flash_tile(
-    d: int, dv: int, block: tuple[int, int], scale: float, dtype: mx.Dtype, terms: bool, marks: bool
-) -> FlashTile | None:
-    """A tile of block_flash.metal, None where block_attend.metal is to do it.
-
-    terms: there is a bias, ids or a causal limit. marks: some keys are masked for all queries.
-    """
-    most = max(d, dv)
-    if not on_cuda() or dtype == mx.float32 or most > MAX_DIM[2] or d % 8 or dv % 8 or not scale > 0:
-        return None
-    if block[0] % 64 or block[1] % 32:
-        return None
-    return flash_shape(64 if most <= 64 else 128, block[0], int(terms), int(terms or marks))
-
-
-def flash_shape(dim: int, size: int, terms: int, marks: int) -> FlashTile | None:
-    """The tile for block rows of `size` elements. Measured on an H100 (docs/benchmarks/blocksparse.md)."""
-    forced = os.environ.get("MLXSPARSE_FLASH_TILE")  # "BM,BN,WM,STAGES,HOLD,FIT", to measure; "0": none
-    if forced == "0":
-        return None
-    if forced:
-        bm, bn, wm, stages, hold, fit = (int(v) for v in forced.split(","))
-        return FlashTile(dim, bm, bn, wm, stages, hold, terms, marks, fit)
-    if size % 128 == 0:
-        return FlashTile(dim, 128, 64, 4 if dim == 64 else 8, 2, 1, terms, marks)
-    if dim == 64:
-        return FlashTile(dim, 64, 64, 4, 2, 0, terms, marks, 4)
-    return FlashTile(dim, 64, 64, 4, 2, 1, terms, marks)
-
-
-MAX_DIM = {2: 128, 4: 64}  # channels that a threadgroup's memory holds, by bytes of an element
-
-
-def attention_tile(dim: int, size: int, dtype: mx.Dtype, cuda: bool | None = None) -> AttentionTile | None:
-    """A tile for `dim` channels and block rows of `size` elements; None where channels are too many."""
-    if dim > MAX_DIM[dtype.size]:
-        return None
-    held = next(d for d in (16, 32, 64, 128) if d >= dim)
-    forced = os.environ.get("MLXSPARSE_ATTENTION_TILE")  # "BM,BN,WM", for measurements
-    if forced:
-        bm, bn, wm = (int(v) for v in forced.split(","))
-        return AttentionTile(held, bm, bn, wm)
-    if dtype == mx.float32:
-        return AttentionTile(held, 16 if size <= 16 else 32, 16 if held == 64 else 32, 1)
-    if on_cuda() if cuda is None else cuda:
-        if held == 128:
-            return AttentionTile(held, 32 if size <= 32 else 64, 32, 1 if size <= 32 else 4)
-        bm = 16 if size <= 16 else 32 if size <= 32 else 64 if size <= 64 else 128
-        return AttentionTile(held, bm, 64, max(1, bm // 32))
-    if held == 128:
-        return AttentionTile(held, 16 if size <= 16 else 32, 32, 1 if size <= 16 else 2)
-    bm = 16 if size <= 16 else 32 if size <= 32 else 64
-    return AttentionTile(held, bm, 32, bm // 16)
-
-
 def block_marks(k: mx.array, v: mx.array, keys: mx.array | None) -> mx.array:
     """(Z, KH, N) float32 addend of scores: -inf for masked keys, NaN where k or v is not finite, else 0.
 
@@ -327,12 +245,12 @@ def block_attend(
     addends: Addends,
     lines: Lines,
     layout_heads: int,
-    tile: AttentionTile | FlashTile,
+    tile: AttentionTile | FlashTile | GroupFlash,
     order: mx.array | None = None,
 ) -> Callable[[mx.array, mx.array, mx.array], list[mx.array]]:
     """Attention of arrays like q, k and v: [out (Z, H, M, DV) of q's dtype, lse (Z, H, M) float32].
 
-    The bias is not packed, keys are `marks`. order: of the block rows of each head, which a FlashTile takes;
+    The bias is not packed, keys are `marks`. order: of the block rows of each head, but for an AttentionTile;
     marks may be None where it has none.
     """
     for name, a in (("q", q), ("k", k), ("v", v)):
@@ -344,17 +262,16 @@ def block_attend(
     bias = unread() if addends.bias is None else addends.bias
     others = [unread() if marks is None else marks, _factor(scale), bias, *addends.ids()]
     others += [lines.ptr, lines.other, *([order] if order is not None else [])]
-    flash = isinstance(tile, FlashTile)
     run = ready(
-        "block_flash" if flash else "block_attend",
+        tile.kernel,
         [*sizes, lines.nnz, d, outs, kind, zb, hb, ids, causal, offset],
         [(z, heads, m, outs), (z, heads, m)],
         (lines.lines * blocks(lines.size, tile.bm), heads, z),
-        32 * tile.wm,
+        tile.threads,
         dtype=q.dtype,
-        group_bytes=tile.group_bytes(q.dtype.size) if isinstance(tile, FlashTile) else 0,
-        fit=tile.fit if isinstance(tile, FlashTile) else 0,
+        group_bytes=tile.group_bytes(q.dtype.size),
+        fit=tile.fit,
         **tile.sizes(),
-        **({} if flash else {"EXACT": fp32_mode(q.dtype)}),
+        **({"EXACT": fp32_mode(q.dtype)} if isinstance(tile, AttentionTile) else {}),
     )
     return lambda q, k, v: run([q, k, v, *others])

@@ -19,7 +19,7 @@ BM, BN = 64, 32  # rows and channels of a tile in conv.metal
 GRAD_TILE = 32  # output and input channels of a tile in conv_weight_grad.metal
 RUN = 4096  # output rows of one partial weight gradient, at least
 MAX_RUNS = 64
-FP32_MODES = {"tf32": 0, "": 1, "near": 1, "exact": 2, "bf3": 3}
+FP32_MODES = {"tf32": 0, "": 1, "near": 1, "exact": 2}
 
 
 def fp32_mode(dtype: mx.Dtype) -> int:

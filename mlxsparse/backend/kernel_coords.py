@@ -98,32 +98,39 @@ def neighbour_map(
     return NeighbourMap(*launch("neighbour_map", inputs, dims, [(taps, m), (taps, n)], groups, init=-1))
 
 
-def flipped(nbr: mx.array, rows: int) -> mx.array:
-    """A kernel map (T, M) from the other side, which has `rows` rows: (T, rows) int32, -1 none."""
+def flipped(nbr: mx.array, rows: int, *, by_row: bool = False) -> mx.array:
+    """A map (T, M), by row (M, T), from the other side, which has `rows` rows: (T, rows) int32, -1 none."""
     check_array("nbr", nbr, 2, mx.int32)
-    taps, m = nbr.shape
+    taps, m = reversed(nbr.shape) if by_row else nbr.shape
     groups = (blocks(m, MAX_THREADS), taps, 1)
-    return launch("flip_map", [nbr], [m, rows], [(taps, rows)], groups, init=-1)[0]
+    return launch("flip_map", [nbr], [m, rows, taps, int(by_row)], [(taps, rows)], groups, init=-1)[0]
 
 
 class OwnMap(NamedTuple):
     """A kernel map of a set onto itself, and what orders its rows by their taps (kernel_tiles.tap_tiles)."""
 
-    nbr: mx.array  # (T, N) int32 row of each tap and row, -1 where there is no pair
+    nbr: mx.array  # (T, N), by row (N, T), int32 row of each tap and row, -1 where there is no pair
     keys: mx.array  # (N,) uint32
 
 
 def submanifold_map(
-    table: CoordTable, size: Triple, dilation: Triple = (1, 1, 1), active: int | None = None
+    table: CoordTable,
+    size: Triple,
+    dilation: Triple = (1, 1, 1),
+    active: int | None = None,
+    *,
+    by_row: bool = False,
 ) -> OwnMap:
     """Map of the table's distinct sites onto themselves, centred, odd sizes. active: rows without padding."""
     n, taps = table.coords.shape[0], size[0] * size[1] * size[2]
     if taps > MAX_GRID_YZ or any(k % 2 == 0 for k in size):
         raise CapacityError(f"size must be odd on every axis and at most {MAX_GRID_YZ} taps, got {size}")
     bit, window = tap_order(size, n if active is None else active)
-    inputs, dims = [table.coords, table.slots, bit], [n, table.slots.size, *size, *dilation, window]
+    inputs = [table.coords, table.slots, bit]
+    dims = [n, table.slots.size, *size, *dilation, window, int(by_row)]
+    shapes = [(n, taps) if by_row else (taps, n), (n,)]
     groups = (blocks(n, MAX_THREADS), 1, 1)
-    return OwnMap(*launch("submanifold_map", inputs, dims, [(taps, n), (n,)], groups))
+    return OwnMap(*launch("submanifold_map", inputs, dims, shapes, groups))
 
 
 def map_of_pairs(

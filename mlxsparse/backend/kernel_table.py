@@ -18,9 +18,10 @@ class Kernel(NamedTuple):
     floats: tuple[str, ...] = FLOATS  # what T can be
 
 
-_HASH, _ROWS, _NORM = ("coord_hash.h",), ("rows.h",), ("norm.h",)
+_HASH, _ROWS, _NORM = ("site_rows.h", "coord_hash.h"), ("rows.h",), ("norm.h",)
 _FIXED = ("norm.h", "norm_fixed.h")
-_SITES, _BITS, _OWN = ("site_bits.h",), {"bits": _U, "before": _I, "ends": _I}, {"nbr": _I, "keys": _U}
+_SITES, _OWN = ("site_rows.h", "site_bits.h"), {"nbr": _I, "keys": _U}
+_BITS = {"bits": _U, "before": _I, "ends": _I}
 _BLOCK, _ATTEND = ("tile.h", "stage.h"), ("tile.h", "stage.h", "attend.h", "block_scores.h")
 _QKV = {"q": _T, "k": _T, "v": _T, "marks": _F, "scale": _F, "bias": _F}
 _QKV |= {"q_ids": _I, "k_ids": _I, "ptr": _I, "other": _I}
@@ -35,15 +36,23 @@ KERNELS: dict[str, Kernel] = {
         ("T", "DIM", "BM", "BN", "WM", "STAGES", "HOLD", "TERMS", "MARKS"),
         FLOATS[1:],
     ),
+    "block_flash_groups": Kernel(
+        {**_QKV, "order": _I}, {"y": _T, "lse": _F}, (*_ATTEND, "group.h"),
+        ("T", "DIM", "GROUPS", "BN", "STAGES", "TERMS", "MARKS"), FLOATS[1:],
+    ),
     "block_gemm": Kernel(
         {"a": _T, "b": _T, "ptr": _I, "block": _I, "other": _I}, {"y": _T}, _BLOCK,
         ("T", "MODE", "TA", "TB", "BM", "BN", "WM", "WN", "SUB", "STAGES", "EXACT"),
     ),
-    "block_marks": Kernel({"k": _T, "v": _T, "keys": _F}, {"marks": _F}, ("block_scores.h",), ("T",)),
-    "block_panels": Kernel(
-        {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I, "other": _I}, {"y": _T}, _BLOCK,
-        ("T", "MODE", "TA", "TB", "LINES", "PARTS", "SIDE", "BK", "STAGES", "CLUSTER", "EXACT"), FLOATS[1:],
+    "block_groups": Kernel(
+        {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I, "other": _I}, {"y": _T}, (*_BLOCK, "group.h"),
+        ("T", "MODE", "TA", "TB", "LINES", "PARTS", "BK", "STAGES", "KEEP"), FLOATS[1:],
     ),
+    "block_groups_sdd": Kernel(
+        {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I}, {"y": _T}, (*_BLOCK, "group.h"),
+        ("T", "TA", "TB", "QUAD", "BK", "STAGES", "KEEP"), FLOATS[1:],
+    ),
+    "block_marks": Kernel({"k": _T, "v": _T, "keys": _F}, {"marks": _F}, ("block_scores.h",), ("T",)),
     "block_softmax": Kernel(
         {"x": _T, "scale": _F, "bias": _F, "keys": _F, "pairs": _F, "q_ids": _I, "k_ids": _I,
          "ptr": _I, "cols": _I},
@@ -120,7 +129,7 @@ KERNELS: dict[str, Kernel] = {
         {"ends": _I, **dict.fromkeys(("repeated", "high_bx", "high_yz", "low_bx", "low_yz"), _U),
          **dict.fromkeys(("count0", "count1", "count2", "count3"), _I)},
     ),
-    "site_bits": Kernel({"coords": _I}, {"bits": _U, "status": _U}, _SITES),
+    "site_bits": Kernel({"coords": _I, "boxes": _I}, {"bits": _U, "status": _U}, _SITES),
     "site_map": Kernel({"coords": _I, **_BITS}, {"source": _I}, _SITES),
     "site_keys": Kernel({"coords": _I}, {"keys": _L, "status": _U}),
     "submanifold_bits": Kernel({"coords": _I, **_BITS, "bit": _I}, _OWN, (*_SITES, "tap_key.h")),
@@ -130,6 +139,9 @@ KERNELS: dict[str, Kernel] = {
     "tap_tiles": Kernel({"nbr": _I, "order": _I}, {"tiled": _I, "rows": _I, "masks": _U}),
     "turn_weight": Kernel({"w": _T}, {"back": _T}, (), ("T",)),
     "window_map": Kernel({"coords": _I, "order": _I, "places": _I}, {"nbr": _I, "back": _I}),
+    "window_outputs": Kernel(
+        {"coords": _I, **_BITS}, {"tiled": _I, "rows": _I, "masks": _U}, _SITES
+    ),
     "window_rows": Kernel({"coords": _I, **_BITS}, {"window": _I, "tap": _I, "totals": _I}, _SITES),
     "window_tiles": Kernel({"window": _I, "tap": _I, "ends": _I}, {"tiled": _I, "rows": _I, "masks": _U}),
     "winner_grad": Kernel({"ct": _T, "winner": _I, "group": _I}, {"dx": _T}, _ROWS, ("T",)),

@@ -36,6 +36,7 @@ WINDOW = 1 << 20  # rows that are ordered by taps together
 WINDOWS = 31  # that a sort key tells apart
 KEY_BITS = 27  # taps that a sort key tells apart
 GRAD_GROUPS = 4096  # threadgroups that a weight gradient is divided into, at most
+GRAD_RUN = 2048  # places of a run, at least: each run writes sums of every weight
 GRAD_BYTES = 1 << 28  # of its partial sums, at most
 OFFSETS = 2**31  # copies of 16 bytes that a kernel can address
 # Keep the row numbers of 32 places together: a tile reads one stretch of memory and not one for each tap.
@@ -92,16 +93,18 @@ def tap_tiles(
     size: tuple[int, ...] | None = None,
     active: int | None = None,
     keys: mx.array | None = None,
+    *,
     sort: bool = True,
+    by_row: bool = False,
 ) -> TapTiles:
-    """Order one side of a kernel map: nbr (T, M) int32, -1 where there is no pair.
+    """Order one side of a kernel map: nbr (T, M), by row (M, T), int32, -1 where there is no pair.
 
     sources: rows on the other side; a larger number in nbr is no pair. size: of the kernel, its product T.
     active: rows from here on have no pair; order and sums depend on it and not on M. keys: of a map that was
     made with them. sort: False leaves the rows as they are.
     """
     check_array("nbr", nbr, 2, mx.int32)
-    taps, m = nbr.shape
+    taps, m = reversed(nbr.shape) if by_row else nbr.shape
     places = blocks(m, PLACES) * PLACES
     words = blocks(taps, 32)
     active = m if active is None else min(active, m)
@@ -121,12 +124,12 @@ def tap_tiles(
             whole = size is not None and int(np.prod(size)) == taps
             bit, window = tap_order(size if size is not None and whole else (taps,), active)
             groups = (blocks(m, MAX_THREADS), 1, 1)
-            keys = launch("tap_keys", [nbr, bit], [m, taps, window], [(m,)], groups)[0]
+            keys = launch("tap_keys", [nbr, bit], [m, taps, window, int(by_row)], [(m,)], groups)[0]
         order = mx.argsort(keys).view(mx.int32)
     ordered = (places // 32, taps, 32) if grouped else (taps, places)
     steps = (32 * taps, 32) if grouped else (32, places)
     shapes = [ordered, (places,), (places // 32, words)]
-    dims = [sources, m, taps, places, *steps]
+    dims = [sources, m, taps, places, *steps, int(by_row)]
     tiled, rows, masks = launch("tap_tiles", [nbr, order], dims, shapes, (places // MAX_THREADS, words, 1))
     return TapTiles(tiled, rows, masks, sources, m, active)
 
@@ -304,13 +307,13 @@ def _grad_call(
     most = min(GRAD_GROUPS // max(1, taps * pieces), GRAD_BYTES // max(1, 4 * taps * outs * red))
     # Rows with pairs come first (tap_keys): how they are divided depends on nothing else.
     used = max(1, blocks(active, PLACES)) * PLACES
-    run = blocks(used, max(1, min(most, used // 1024)) * PLACES) * PLACES
+    run = blocks(used, max(1, min(most, used // GRAD_RUN)) * PLACES) * PLACES
     runs = blocks(used, run)
     shape = tile.sizes()
     del shape["KEEP"]  # both sides stream
     parts = ready(
         "conv_tiles_grad",
-        [n, size, places, taps, red, outs, run, along, plain, *steps],
+        [n, size, places, taps, red, outs, run, along, plain, *steps, runs],
         [(runs, outs, taps, red)],
         (taps, runs, pieces),
         tile.threads,

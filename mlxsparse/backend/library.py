@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from ..errors import CapacityError, DeviceError, DTypeError, MLXSparseError
-from .arguments import SMALL, filled, padded, sizes
+from .arguments import SMALL, check_sizes, filled, padded, sizes
 from .arguments import begin as begin
 from .arguments import check_array as check_array
 from .arguments import check_coords as check_coords
@@ -135,9 +135,7 @@ def using(make: Factory) -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=256)
-def _built(
-    make: Factory, name: str, group_bytes: int = 0, bounds: Bounds | None = None
-) -> Any:
+def _built(make: Factory, name: str, group_bytes: int = 0, bounds: Bounds | None = None) -> Any:
     kernel = KERNELS[name]
     inputs, outputs = [*kernel.inputs, "dims"], list(kernel.outputs)
     more: dict[str, Any] = {"group_bytes": group_bytes, "bounds": bounds} if make is _cuda else {}
@@ -146,10 +144,13 @@ def _built(
 
 @functools.lru_cache(maxsize=1024)
 def _compiled(
-    name: str, values: tuple[tuple[str, Any], ...], group_bytes: int, bounds: Bounds | None
+    name: str, values: tuple[tuple[str, Any], ...], group_bytes: int, bounds: Bounds | None, known: int
 ) -> Any:
-    """The kernel as CUDA machine code, called as _built's but without `template`; None: leave it to MLX."""
-    made = machine_code(name, cuda_source(name, dict(values), group_bytes > 0, bounds))
+    """The kernel as CUDA machine code, called as _built's but without `template`; None: leave it to MLX.
+
+    known: how many sizes each call gives as `scalars`; 0: they are an array, its last input.
+    """
+    made = machine_code(name, cuda_source(name, dict(values), group_bytes > 0, bounds, known))
     if made is None:
         return None
     return functools.partial(
@@ -163,9 +164,13 @@ def _compiled(
 
 
 def cuda_source(
-    name: str, values: dict[str, Any], dynamic: bool = False, bounds: Bounds | None = None
+    name: str,
+    values: dict[str, Any],
+    dynamic: bool = False,
+    bounds: Bounds | None = None,
+    known: int = 0,
 ) -> str:
-    """CUDA text of kernel `name`. values: of its template, T as a dtype or its name."""
+    """CUDA text of kernel `name`. values: of its template, T as a dtype or its name; the rest: `whole`."""
     kernel = KERNELS[name]
     kind = str(values.get("T", "")).removeprefix("mlx.core.")
     inputs, outputs = (
@@ -174,7 +179,7 @@ def cuda_source(
     )
     constants = {key: kind if key == "T" else values[key] for key in kernel.template}
     head, body = cuda_prelude() + header(kernel), text(f"{name}.metal")
-    return whole(NAME, {**inputs, "dims": "int32"}, outputs, constants, head, body, bounds, dynamic)
+    return whole(NAME, inputs, outputs, constants, head, body, bounds, dynamic, known)
 
 
 def unique_name(name: str) -> str:
@@ -226,11 +231,14 @@ def ready(
     core shall hold, which limits registers on CUDA; 0: as the compiler finds. cluster: neighbouring
     threadgroups that share copies (stage.h; CUDA).
     """
+    make = factory()
+    # By value on CUDA: an array that is new to the GPU takes it 0.1 ms to read.
+    known = tuple(dims) if make is _cuda and set(map(type, dims)) == {int} else ()
     plan = _plan(
-        factory(), name, groups, threads, dtype, init, group_bytes, fit, cluster,
-        tuple(map(tuple, shapes)), tuple(template.items()),
+        make, name, groups, threads, dtype, init, group_bytes, fit, cluster,
+        tuple(map(tuple, shapes)), tuple(template.items()), known,
     )  # fmt: skip
-    last = [] if plan.call is None else [sizes(name, dims)]
+    last = [] if plan.call is None or plan.by_value else [sizes(name, dims)]
     return Launch(name, plan, [tuple(shape) for shape in shapes], last)
 
 
@@ -262,7 +270,7 @@ class Launch:
     def __call__(self, inputs: Sequence[mx.array]) -> list[mx.array]:
         if [a.dtype for a in inputs] != self._types:
             _refuse(self._name, inputs, self._types)
-        call, replay, _, kinds, init, empty = self._plan
+        call, replay, _, kinds, init, empty, _ = self._plan
         if call is None:
             return [filled(shape, init or 0, kind) for shape, kind in zip(self._shapes, kinds)]
         long = [a if a.size >= SMALL else padded(a) for a in inputs]
@@ -283,6 +291,7 @@ class Plan(NamedTuple):
     kinds: list[Any]  # dtypes of the outputs
     init: float | None
     empty: bool  # an output has no elements
+    by_value: bool = False  # sizes go with each call as `scalars`
 
 
 @functools.lru_cache(maxsize=2048)
@@ -298,6 +307,7 @@ def _plan(
     cluster: int,
     shapes: tuple[tuple[int, ...], ...],
     template: tuple[tuple[str, int], ...],
+    known: tuple[int, ...],
 ) -> Plan:
     """What a launch derives from all but its arrays; made once, as it costs as much as a small kernel."""
     kernel = KERNELS[name]
@@ -309,7 +319,7 @@ def _plan(
         for side in (kernel.inputs, kernel.outputs)
     )
     if 0 in groups:
-        return Plan(None, None, inputs, outputs, init, True)
+        return Plan(None, None, inputs, outputs, init, empty=True)
     if not 0 < threads <= MAX_THREADS:
         raise MLXSparseError(
             f"{name}: threadgroups of {threads} threads; at most {MAX_THREADS} run everywhere"
@@ -332,18 +342,21 @@ def _plan(
     }
     bounds = Bounds(threads, max(fit, 1), cluster) if fit or cluster > 1 else None
     dynamic = group_bytes if group_bytes > STATIC_BYTES else 0
-    call = _compiled(name, tuple(values.items()), dynamic, bounds) if make is _cuda else None
+    call = _compiled(name, tuple(values.items()), dynamic, bounds, len(known)) if make is _cuda else None
     if call is None:
-        call = _built(make, name, dynamic, bounds)
+        call, known = _built(make, name, dynamic, bounds), ()
     else:
         del options["template"]
+        if known:
+            check_sizes(name, known)
+            options["scalars"] = list(known)
 
     def run(arrays: Sequence[mx.array]) -> list[mx.array]:
         made: list[mx.array] = call(inputs=arrays, **options)
         return made
 
     replay = replayed(run) if make in (_metal, _cuda) else run
-    return Plan(run, replay, inputs, outputs, init, not all(map(math.prod, shapes)))
+    return Plan(run, replay, inputs, outputs, init, not all(map(math.prod, shapes)), bool(known))
 
 
 def _described(values: dict[str, Any]) -> str:

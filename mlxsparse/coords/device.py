@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TypeAlias
+from functools import cache, partial
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
 from ..backend import kernel_bits, kernel_coords, kernel_sites
 from ..backend.host import require_values
-from ..backend.kernel_bits import Geometry
+from ..backend.kernel_bits import Geometry, Marked
 from ..backend.kernel_sites import Extent, Reached
-from ..engine.device_map import DeviceMap, Side, submanifold
+from ..backend.kernel_tiles import TapTiles
+from ..engine.device_map import ByRow, DeviceMap, Side, submanifold
 from ..engine.index import LIMIT, build_index
 from ..engine.sorting import bounds_of
 from ..errors import CapacityError, CoordinateRangeError, MLXSparseError
@@ -91,19 +93,21 @@ def derived(
     capacity: int | None,
 ) -> Record:
     """Record of a created set; its count is read, but for one made from a set of fixed capacity."""
-    # Where the host knows that the sites lie too far apart to be numbered, it reads the count after all.
-    bound = static.reached(key._record, kernel, support)
-    numbered = key._record._extent is None or (bound is not None and bound.fits)
-    if key.fixed_capacity and capacity is not None and numbered:
-        return static.derived(key, kernel, support, lattice, bounds, capacity)
     source = key._record
+    if key.fixed_capacity and capacity is not None:
+        # Where the host knows that the sites lie too far apart to be numbered, it reads the count after all.
+        bound = static.reached(source, kernel, support)
+        if source._extent is None or (bound is not None and bound.fits):
+            return static.derived(key, kernel, support, lattice, bounds, capacity)
     forward = support != "generative"
-    size, stride, padding, dilation = static.geometry(kernel, support)
-    extent = kernel_sites.reached_extent(source.extent, size, stride, padding, dilation, forward)
+    size, stride, padding, dilation = shape = static.geometry(kernel, support)
     within = None if support == "parents" else bounds
+    geometry = Geometry(*shape, within, forward)
+    if source.ahead is not None and source.ahead.step == geometry:
+        return _marked(source, source.ahead.marks.extent, geometry, support, lattice, bounds, capacity)
+    extent = kernel_sites.reached_extent(source.extent, *shape, forward)
     close = kernel_bits.takes(size, dilation) and 0 not in (within or ())
     if close and kernel_bits.worthwhile(extent, source.coords.shape[0]):
-        geometry = Geometry(size, stride, padding, dilation, within, forward)
         return _marked(source, extent, geometry, support, lattice, bounds, capacity)
     made: Reached | None = None
     if extent.fits:
@@ -172,41 +176,66 @@ def _marked(
     return record
 
 
-Tables: TypeAlias = "tuple[Callable[[], mx.array], Callable[[], mx.array]]"  # of the output, the input side
+class Makers(NamedTuple):
+    """What makes one side of a map (engine/device_map.py)."""
+
+    table: Callable[[], mx.array]
+    by_row: Callable[[], ByRow] | None = None
+    tiles: Callable[[], TapTiles] | None = None
 
 
-def _by_bits(source: Record, target: Record, kernel: Kernel) -> Tables | None:
-    """Map of two sets of which one is there as bits, None if neither is. The other side waits."""
+def _by_bits(source: Record, target: Record, kernel: Kernel) -> tuple[Makers, Makers] | None:
+    """Output and input side of a map of two sets of which one is there as bits, None if neither is."""
     if not kernel_bits.takes(kernel.size, kernel.dilation):
         return None
     shape = Geometry(kernel.size, kernel.stride, kernel.padding, kernel.dilation)
     rows_in, rows_out = source.coords.shape[0], target.coords.shape[0]
     if target.marks is not None:
-        nbr = kernel_bits.site_map(source.coords, target.marks._replace(geometry=shape), rows_out)
-        return lambda: nbr, lambda: kernel_coords.flipped(nbr, rows_in)
+        ends = source.coords, target.marks._replace(geometry=shape), rows_out
+        output, inputs = _from_marked(*ends, rows_in)
+        if kernel.covers_once and kernel.volume <= kernel_bits.MOST_WINDOW_TAPS:
+            windows = source.coords, target.marks, kernel.stride, rows_out
+            inputs = inputs._replace(tiles=partial(kernel_bits.windows_input, *windows, source.known))
+            if kernel.volume <= 8:  # a sort would cost more than it saves
+                output = output._replace(tiles=partial(kernel_bits.windows_output, *windows, target.known))
+        return output, inputs
     if source.marks is not None:
-        made = source.marks._replace(geometry=shape._replace(forward=False))
-        back = kernel_bits.site_map(target.coords, made, rows_in)
-        return lambda: kernel_coords.flipped(back, rows_out), lambda: back
+        back = source.marks._replace(geometry=shape._replace(forward=False))
+        return _from_marked(target.coords, back, rows_in, rows_out)[::-1]
     return None
+
+
+def _from_marked(coords: mx.array, marks: Marked, rows: int, others: int) -> tuple[Makers, Makers]:
+    """The side of the marked set, which has `rows` rows, and the side of `coords`, which has `others`."""
+    by_row = cache(lambda: kernel_bits.site_map(coords, marks, rows, by_row=True))
+    near = Makers(lambda: kernel_bits.site_map(coords, marks, rows), lambda: (by_row(), None))
+    return near, Makers(lambda: kernel_coords.flipped(by_row(), others, by_row=True))
+
+
+def _onto_itself(source: Record, kernel: Kernel) -> DeviceMap:
+    coords, shape, marks = source.coords, (kernel.size, kernel.dilation, source.known), source.marks
+    by_row: Callable[[], ByRow]
+    if marks is None:
+        by_row = partial(kernel_coords.submanifold_map, source.table, *shape, by_row=True)
+    else:
+        by_row = partial(kernel_bits.submanifold_map, coords, marks, *shape, by_row=True)
+        source.marks = None  # more memory than a hash table, and most sets need no other map
+
+    def table() -> mx.array:  # few operators read it
+        return kernel_coords.submanifold_map(kernel_coords.hash_table(coords), *shape).nbr
+
+    return submanifold(table, coords.shape[0], source.active, kernel.size, by_row)
 
 
 def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel) -> DeviceMap:
     """The kernel map of two sets."""
     source, target = in_key._record, out_key._record
     rows_in, rows_out = source.coords.shape[0], target.coords.shape[0]
-    known = source.windows.get(kernel.stride) if kernel.covers_once else None
     if kernel.is_centred and source is target:
-        if source.marks is None:
-            made = kernel_coords.submanifold_map(source.table, kernel.size, kernel.dilation, source.known)
-        else:
-            made = kernel_bits.submanifold_map(
-                source.coords, source.marks, kernel.size, kernel.dilation, source.known
-            )
-            source.marks = None  # more memory than a hash table, and most sets need no other map
-        return submanifold(lambda: made.nbr, rows_in, source.active, kernel.size, made.keys)
-    tables = _by_bits(source, target, kernel)
-    if tables is None:
+        return _onto_itself(source, kernel)
+    sides = _by_bits(source, target, kernel)
+    if sides is None:
+        known = source.windows.get(kernel.stride) if kernel.covers_once else None
         if known is not None and known[0]() is target:
             sites = known[1]._replace(sites=target.coords)
             found = kernel_sites.window_map(source.coords, sites, kernel.stride)
@@ -214,16 +243,11 @@ def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
             found = kernel_coords.neighbour_map(
                 source.table, target.coords, kernel.size, kernel.stride, kernel.padding, kernel.dilation
             )
-        tables = (lambda: found.nbr), (lambda: found.back)
-    marks, tiles = target.marks, None
-    if marks is not None and kernel.covers_once and kernel.volume <= kernel_bits.MOST_WINDOW_TAPS:
-        coords, stride, active = source.coords, kernel.stride, source.known
-        tiles = lambda: kernel_bits.tiles_of_windows(coords, marks, stride, rows_out, active)  # noqa: E731
-    # Small windows in their order share most taps: a sort would cost more than it saves.
-    sort = not kernel.covers_once or kernel.volume > 8
+        sides = Makers(lambda: found.nbr), Makers(lambda: found.back)
+    output, inputs = sides
     return DeviceMap(
-        Side(tables[0], rows_in, kernel.size, target.active, sort=sort),
-        Side(tables[1], rows_out, kernel.size, source.active, tiles=tiles),
+        Side(output.table, rows_in, kernel.size, target.active, *output[1:]),
+        Side(inputs.table, rows_out, kernel.size, source.active, *inputs[1:]),
         source.active,
         target.active,
     )

@@ -79,7 +79,7 @@ def _tiled(
         dense, turned = (b, tb) if mode == DSD else (a, ta != (mode == DDS))
         side, width = index.by_row if by_row else index.by_col, dense.shape[2 if turned else 3]
         sizes = Sizes(index.nnz, side.size, side.other_size, side.extent, side.other_extent)
-        tile = kernel_block_tiles.block_tile(mode, sizes, width, a.dtype)
+        tile = kernel_block_tiles.block_tile(mode, sizes, width, a.shape[0] * index.grid[0], a.dtype)
         run = None
         if tile is not None:
             lists = tile_lists(index, side, mode, tile)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from ..backend import executor
+from ..backend import executor, fast
 from ..backend.autodiff import differentiable
-from ..backend.host import empty, parallel, view32
+from ..backend.host import empty, num_threads, parallel, view32
 from . import conv_kernel
 
 CHUNK = 8192  # rows of one product
@@ -29,9 +29,7 @@ def linear(x: mx.array, weight: mx.array, bias: mx.array | None, count: int | mx
 
     def forward(x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         out, y = empty((x.shape[0], w.shape[0]), mx.float32)
-        _rows_times(view32(x), view32(w).T, y, count)
-        if b:
-            y[:count] += view32(b[0])
+        _rows_times(view32(x), view32(w).T, y, count, view32(b[0]) if b else None)
         y[count:] = 0
         return out.astype(dtype)
 
@@ -58,14 +56,26 @@ def linear(x: mx.array, weight: mx.array, bias: mx.array | None, count: int | mx
     )
 
 
-def _rows_times(a: np.ndarray, w: np.ndarray, out: np.ndarray, count: int) -> None:
-    """out[:count] = a[:count] @ w, chunk by chunk."""
+def _rows_times(
+    a: np.ndarray, w: np.ndarray, out: np.ndarray, count: int, bias: np.ndarray | None = None
+) -> None:
+    """out[:count] = a[:count] @ w + bias, chunk by chunk."""
+    blas = fast.blas() if min(w.shape) > 1 else None  # else NumPy does not multiply matrices
+    w, step = np.ascontiguousarray(w), CHUNK
+    small = count * w.size < SMALL_WORK
+    if blas is not None and (small or num_threads() == 1):
+        step = max(count, 1)  # in pieces anyway
 
     def work(i: int) -> None:
-        rows = slice(i * CHUNK, min((i + 1) * CHUNK, count))
+        rows = slice(i * step, min((i + 1) * step, count))
+        if blas is not None and rows.stop - rows.start > 1:
+            fast.rows_times(blas, a[rows], w, bias, out[rows])
+            return
         np.matmul(a[rows], w, out=out[rows])
+        if bias is not None:
+            out[rows] += bias
 
-    parallel(work, -(-count // CHUNK), blas=True, small=count * w.size < SMALL_WORK)
+    parallel(work, -(-count // step), blas=True, small=small)
 
 
 def _outer_sum(a: np.ndarray, b: np.ndarray, count: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -13,6 +14,8 @@ from ..backend.kernel_tiles import TapTiles, tap_tiles
 from ..backend.library import begin, numbers
 from .neighbors import TapPairs
 
+# The transpose of a table, (rows, T), and by what tiles order its rows, where that was made with it.
+ByRow: TypeAlias = "tuple[mx.array, mx.array | None]"
 BEGUN = 1 << 18  # rows from which on a GPU is kept busy while the host goes on: starting costs as well
 
 
@@ -25,14 +28,12 @@ class Side:
         sources: int,
         size: tuple[int, ...],
         count: int | mx.array,
-        keys: mx.array | None = None,
+        by_row: Callable[[], ByRow] | None = None,
         tiles: Callable[[], TapTiles] | None = None,
-        sort: bool = True,
     ):
         self._make = make
+        self._by_row = by_row  # from which tiles are made faster
         self._make_tiles = tiles  # where they are made without the table
-        self._keys = keys  # by which tiles order the rows, where they were made with the table
-        self._sort = sort  # whether tiles reorder rows
         self.sources = sources  # rows on the other side
         self.size = size  # of the kernel
         self.count = count  # active rows of this side: what follows them has no pair
@@ -49,8 +50,12 @@ class Side:
             tiles = self._make_tiles()
         else:
             active = self.count if isinstance(self.count, int) else None
-            tiles = tap_tiles(self.table, self.sources, self.size, active, self._keys, self._sort)
-        self._keys = self._make_tiles = None
+            if self._by_row is not None:
+                rows, keys = self._by_row()
+                tiles = tap_tiles(rows, self.sources, self.size, active, keys, by_row=True)
+            else:
+                tiles = tap_tiles(self.table, self.sources, self.size, active)
+        self._by_row = self._make_tiles = None
         if tiles.size >= BEGUN:
             begin(*tiles[:3])
         return tiles
@@ -127,10 +132,10 @@ def submanifold(
     rows: int,
     count: int | mx.array,
     size: tuple[int, ...],
-    keys: mx.array | None = None,
+    by_row: Callable[[], ByRow] | None = None,
 ) -> DeviceMap:
     """Map of a set onto itself, symmetric under t -> T - 1 - t; `make` gives its table."""
-    output = Side(make, rows, size, count, keys)
+    output = Side(make, rows, size, count, by_row)
     mirrored = Side(lambda: output.table[::-1], rows, size, count)
     return DeviceMap(output, mirrored, count, count, symmetric=True)
 

@@ -23,6 +23,7 @@ from .neighbors import TapPairs
 
 BLOCK = 4096  # output rows of one block
 COMPILED_BLOCK = 1024  # of the `fast` extra, whose calls cost less
+SINGLE_BLOCK = 1 << 15  # where no output has two pairs: a pair alone in a block is rounded otherwise
 FEW_WORK = 1 << 24  # as SMALL_WORK, where rows are multiplied in place: about a millisecond
 CHUNK = 4096  # pairs of one weight-gradient product
 SMALL_WORK = 1 << 22  # multiply-adds that one thread does in about the time of waking another
@@ -179,7 +180,12 @@ def reader(values: np.ndarray, order: np.ndarray | None) -> Reader:
 def _at_most_one(pairs: TapPairs) -> bool:
     """Whether no output has two pairs, as in the transpose of windows that tile the lattice."""
     ranks = pairs.out_rank
-    return 0 < len(ranks) <= pairs.num_out and int(np.bincount(ranks).max()) == 1
+    if not 0 < len(ranks) <= pairs.num_out:
+        return False
+    found = pairs.tables.get(("single", pairs.flipped))
+    if found is None:
+        found = pairs.tables["single", pairs.flipped] = int(np.bincount(ranks).max()) == 1
+    return bool(found)
 
 
 def add_rows(total: np.ndarray, target: slice | np.ndarray, value: np.ndarray, buffer: np.ndarray) -> None:
@@ -217,7 +223,11 @@ def _gather_gemm(
     out, y = empty((rows, channels), mx.float32)
     y[pairs.num_out :] = 0
     blas = fast.blas() if groups == 1 and min(taps.shape[1:]) > 1 else None
-    if bias is None and _at_most_one(pairs):
+    single = bias is None and _at_most_one(pairs)
+    if blas is not None and fast.few_channels(*taps.shape[1:]):
+        _few_channels(y, x, taps, bias, pairs, blas, SINGLE_BLOCK if single else COMPILED_BLOCK)
+        return out
+    if single:
         _put_products(y, x, taps, pairs, groups, blas)
         return out
     if blas is not None:
@@ -242,19 +252,28 @@ def _gather_gemm(
     return out
 
 
+def _few_channels(
+    y: np.ndarray,
+    x: np.ndarray,
+    taps: np.ndarray,
+    bias: np.ndarray | None,
+    pairs: TapPairs,
+    blas: np.ndarray,
+    size: int,
+) -> None:
+    """As _gather_gemm in blocks of `size` output ranks, several in one compiled call."""
+    edges, bounds = block_bounds(pairs, size)
+    ranks, orders = (pairs.in_rank, pairs.out_rank), (pairs.in_order, pairs.out_order)
+    small = len(pairs.in_rank) * math.prod(taps.shape[1:]) < FEW_WORK
+    fast.convolve_few(blas, x, orders[0], taps, ranks, edges, bounds, bias, orders[1], y, small=small)
+
+
 def _compiled_gather_gemm(
     y: np.ndarray, x: np.ndarray, taps: np.ndarray, bias: np.ndarray | None, pairs: TapPairs, blas: np.ndarray
 ) -> None:
     """As the blocks of _gather_gemm, each in one compiled call."""
     channels = taps.shape[2]
     edges, bounds = block_bounds(pairs, COMPILED_BLOCK)
-    if fast.few_channels(*taps.shape[1:]):
-        ranks = pairs.in_rank, pairs.out_rank
-        small = len(pairs.in_rank) * math.prod(taps.shape[1:]) < FEW_WORK
-        fast.convolve_few(
-            blas, x, pairs.in_order, taps, ranks, edges, bounds, bias, pairs.out_order, y, small=small
-        )
-        return
     scratch = Scratch(COMPILED_BLOCK)
 
     def work(i: int) -> None:

@@ -55,7 +55,7 @@ class ConvNorm(Module):
         self.act = nn.ReLU()
 
     def __call__(self, x: SparseTensor, **kwargs: Any) -> SparseTensor:
-        return nn.norm_act(self.norm, self.act, self.conv(x, **kwargs))
+        return nn.norm_act(self.norm, self.act, self.conv(x, **kwargs), made_by=self.conv)
 
 
 class ResidualBlock(Module):
@@ -72,7 +72,8 @@ class ResidualBlock(Module):
 
     def __call__(self, x: SparseTensor) -> SparseTensor:
         y = self.conv(self.first(x))
-        return nn.norm_act(self.norm, self.act, y, self.shortcut(x) if "shortcut" in self else x)
+        shortcut = self.shortcut(x) if "shortcut" in self else x
+        return nn.norm_act(self.norm, self.act, y, shortcut, made_by=self.conv)
 
 
 def residual_blocks(in_channels: int, out_channels: int, count: int) -> nn.Sequential:

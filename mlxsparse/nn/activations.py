@@ -13,6 +13,7 @@ import mlx.nn
 from mlx.nn import Identity, Module
 
 from ..backend.features import zero_padding
+from ..engine import pointwise
 from ..ops.check import check_tensor
 from ..tensor import SparseTensor
 
@@ -29,7 +30,10 @@ def _on_rows(layer: Any, *, zero: bool = False) -> Any:
 
     def call(self: Module, x: SparseTensor) -> SparseTensor:
         check_tensor(x)
-        rows: mx.array = layer.__call__(self, live_rows(x))
+        live = live_rows(x)
+        if layer is mlx.nn.ReLU and pointwise.direct(live):
+            return x.replace(pointwise.activated(live), clean=True)
+        rows: mx.array = layer.__call__(self, live)
         return x.replace(rows.astype(x.dtype), clean=zero)
 
     text = f"mlx.nn.{layer.__name__} on the features of a sparse tensor; same arguments."

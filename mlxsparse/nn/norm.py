@@ -10,28 +10,81 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.nn import Module
+from mlx.nn import Identity, Module
 
 from ..backend import executor
 from ..backend.kernel_norm import Running
-from ..engine import norm, norm_kernel
+from ..engine import norm, norm_kernel, pointwise
 from ..errors import ShapeError
 from ..ops.check import check_tensor
 from ..tensor import SparseTensor, require_same_key
-from .activations import ReLU
+from .activations import ReLU, live_rows
+from .conv import Conv3d, ConvTranspose3d, GenerativeConvTranspose3d, SubmConv3d
 from .fixed import by_statistics
 
+# Whose results are new, and nobody else's unless somebody put another method there to look at them.
+_FRESH: dict[Any, Any] = {
+    layer: layer.__call__ for layer in (SubmConv3d, Conv3d, ConvTranspose3d, GenerativeConvTranspose3d)
+}
 
-def norm_act(norm: Module, act: Module, x: SparseTensor, add: SparseTensor | None = None) -> SparseTensor:
+
+def norm_act(
+    norm: Module,
+    act: Module,
+    x: SparseTensor,
+    add: SparseTensor | None = None,
+    *,
+    made_by: Module | None = None,
+) -> SparseTensor:
     """``act(norm(x) + add)``, without `add` ``act(norm(x))``, for layers and a tensor with x's key.
 
-    Where kernels run, a BatchNorm, the sum and a ReLU are one pass over the features, back as well.
+    One pass over the features where the layers are a BatchNorm and a ReLU, where kernels run back as well;
+    on the host in evaluation, and after an Identity too.
+    made_by: the convolution that made x, if x is not used again; the result may then get its memory.
     """
-    alike = add is None or (add.feats.shape == x.feats.shape and add.dtype == x.dtype)
-    if type(norm) is BatchNorm and type(act) is ReLU and alike and executor() == "kernel":
-        return norm._apply(x, relu=True, add=add)
+    if type(act) is ReLU and type(norm) in (BatchNorm, Identity):
+        done = _in_one_pass(norm, x, add, relu=True, own=_fresh(made_by))
+        if done is not None:
+            return done
+        alike = add is None or (add.feats.shape == x.feats.shape and add.dtype == x.dtype)
+        if type(norm) is BatchNorm and alike and executor() == "kernel":
+            return norm._apply(x, relu=True, add=add)
     y = norm(x)
     return act(y if add is None else y + add)
+
+
+def _fresh(layer: Module | None) -> bool:
+    found = _FRESH.get(type(layer))
+    return found is not None and type(layer).__call__ is found
+
+
+def _in_one_pass(
+    norm: Module, x: SparseTensor, add: SparseTensor | None = None, *, relu: bool = False, own: bool = False
+) -> SparseTensor | None:
+    """norm(x) + add and a ReLU on the host, in x's memory if it is our own; None where not possible."""
+    if executor() != "host":
+        return None
+    vectors: tuple[mx.array, ...] = ()
+    plain = isinstance(norm, Identity)
+    if not plain:
+        if norm.training or not norm.track_running_stats:
+            return None
+        vectors = norm["running_mean"], norm["running_var"]
+        vectors += (norm["weight"], norm["bias"]) if "weight" in norm else ()
+    feats, more = live_rows(x), None if add is None else live_rows(add)
+    if more is None:
+        possible = pointwise.direct(feats, *vectors)
+    else:
+        possible = more.shape == feats.shape and pointwise.direct(feats, more, *vectors)
+    if not possible:
+        return None
+    if add is not None:
+        require_same_key(x, add, "+")
+    if not plain:
+        _check(x, norm.num_features, norm)
+    made = pointwise.activated(feats, vectors, more, eps=0.0 if plain else norm.eps, relu=relu, own=own)
+    y = x.replace(made, clean=plain)
+    return y if add is None else y.noting(add)
 
 
 class BatchNorm(Module):
@@ -78,6 +131,9 @@ class BatchNorm(Module):
             require_same_key(x, add, "+")
         weight, bias = self.get("weight"), self.get("bias")
         if not self.training and self.track_running_stats:
+            done = None if relu else _in_one_pass(self, x)
+            if done is not None:
+                return done
             if weight is None or bias is None:
                 weight, bias = mx.ones((self.num_features,)), mx.zeros((self.num_features,))
             known = self.running_mean, self.running_var, weight, bias

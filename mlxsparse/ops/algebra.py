@@ -21,7 +21,7 @@ import mlx.core as mx
 from ..backend import host
 from ..backend.features import zero_padding
 from ..coords import CoordinateMapKey, static
-from ..engine import rows_kernel
+from ..engine import pointwise, rows_kernel
 from ..engine.index import lookup
 from ..engine.rows import take_rows
 from ..errors import MLXSparseError, ShapeError
@@ -68,7 +68,8 @@ def cat(
     if not tensors:
         raise ShapeError("cat needs at least one tensor")
     key, feats = _join(tensors, join, capacity, "cat")
-    return _joined(key, mx.concatenate(feats, axis=1), tensors)
+    made = pointwise.beside(feats) if pointwise.direct(*feats) else mx.concatenate(feats, axis=1)
+    return _joined(key, made, tensors)
 
 
 def _joined(key: CoordinateMapKey | None, feats: mx.array, tensors: Sequence[SparseTensor]) -> SparseTensor:

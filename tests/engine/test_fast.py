@@ -79,7 +79,7 @@ def test_same_bits_of_large_clouds(monkeypatch):
     assert run() == compiled
 
 
-@pytest.mark.parametrize(("ci", "co"), [(2, 3), (4, 4), (8, 16), (16, 8), (16, 16), (17, 4)])
+@pytest.mark.parametrize(("ci", "co"), [(2, 3), (4, 4), (8, 16), (16, 8), (16, 16), (32, 24), (65, 4)])
 def test_same_bits_of_few_channels(monkeypatch, ci, co):
     """Rows in order and not, taps with one pair, whole vectors of channels and parts, a non-finite row."""
     pytest.importorskip("numba", reason="needs numba: the fast extra is not installed")
@@ -110,4 +110,23 @@ def test_same_bits_of_few_channels(monkeypatch, ci, co):
         runs.append(run())
     for a, b in zip(*runs):
         np.testing.assert_array_equal(a, b)
-    assert not fast.few_channels(17, 4)
+    assert not fast.few_channels(fast.FEW_WIDE + 1, 4)
+
+
+@pytest.mark.parametrize(("ci", "co"), [(64, 64), (130, 70), (300, 20)])
+def test_same_bits_of_many_channels(monkeypatch, ci, co):
+    """Products that are taken in pieces; convolutions with as many pairs as sites, and one pair a site."""
+    pytest.importorskip("numba", reason="needs numba: the fast extra is not installed")
+    rng = np.random.default_rng(ci)
+    sites = np.unique(rng.integers(-6, 6, (1500, 4)) * [0, 1, 1, 1], axis=0).astype(np.int32)
+    x = ms.SparseTensor(mx.array(sites), mx.array(rng.normal(size=(len(sites), ci)).astype(np.float32)))
+    w, w2 = (mx.array(rng.normal(size=(co, k, k, k, ci)).astype(np.float32)) for k in (3, 2))
+    back = mx.array(rng.normal(size=(ci, 2, 2, 2, co)).astype(np.float32))
+    runs = []
+    for compiled in ("1", "0"):
+        monkeypatch.setenv("MLXSPARSE_FAST", compiled)
+        down = ms.ops.conv3d(x, w2, stride=2)
+        up = ms.ops.conv_transpose3d(down, back, stride=2, out=x)
+        runs.append([np.array(y.feats) for y in (ms.ops.subm_conv3d(x, w), down, up)])
+    for a, b in zip(*runs):
+        np.testing.assert_array_equal(a, b)

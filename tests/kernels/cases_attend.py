@@ -97,9 +97,9 @@ def attend(
     shared: bool = False,
     rows: int = 3,
     cut: tuple[int, int] = (3, 5),
-    flash: tuple[int, ...] | None = None,
+    flash: Any = None,
 ) -> None:
-    """Attention in one kernel; masked keys hold NaN. flash: a tile of block_flash.metal."""
+    """Attention in one kernel; masked keys hold NaN. flash: a FlashTile or GroupFlash."""
     mask = mask_of(7, 1 if shared else heads, rows, sized(3, 12), 0.7)
     shape = (rows * block[0] - cut[0], mask.shape[2] * block[1] - cut[1])
     index = index_of(mask, block, shape)
@@ -118,7 +118,7 @@ def attend(
     wanted, wanted_lse = oracle.attention(q64, k64, v64, keep, 0.3, added)
     tile: Any = kernel_blocks.attention_tile(max(d, dv), block[0], dtype)
     if flash:
-        tile = kernel_blocks.FlashTile(*flash)
+        tile = flash
     assert tile is not None
     lines = block_kernel._lines(index, index.by_row)
     order = index.row_order if flash else None
@@ -134,20 +134,19 @@ def attend(
     repeats(run, 2)
 
 
-def not_finite(dtype: mx.Dtype, flash: tuple[int, ...]) -> None:
+def not_finite(dtype: mx.Dtype, tile: Any) -> None:
     """Queries that see a key or value which is not finite are NaN, no other."""
-    block, heads, rows = flash[1], 2, 3
+    block, heads, rows = tile.bm, 2, 3
     mask = mask_of(7, heads, rows, 4, 0.6)
     shape = (rows * block - 3, 4 * block - 5)
     index = index_of(mask, (block, block), shape)
-    (m, n), d = shape, flash[0] - 8
+    (m, n), d = shape, tile.dim - 8
     q, q64 = values(1, (1, heads, m, d), dtype)
     k, k64 = values(2, (1, 1, n, d), dtype)
     v, v64 = values(3, (1, 1, n, d), dtype)
     whole = oracle.element_mask(mask, (block, block), shape)[None]
     wanted, wanted_lse = oracle.attention(q64, k64, v64, whole, 0.3)
     lines = block_kernel._lines(index, index.by_row)
-    tile = kernel_blocks.FlashTile(*flash)
     for of, bad in ((k, np.inf), (k, -np.inf), (k, NAN), (v, np.inf), (v, -np.inf), (v, NAN)):
         at = (np.arange(n) == block + 1)[:, None] & (np.arange(d) == d - 1)
         spoiled = mx.where(mx.array(at), mx.array(bad, dtype), of)
@@ -220,12 +219,31 @@ for _name, _dtype in DTYPES.items():
         for _what, _kinds, _hold, _stages, _terms, _marks in (
             ("", ("padding",), 1, 2, 0, 1), ("_all", ALL, 0, 3, 1, 1), ("_plain", (), 1, 3, 0, 0)
         ):  # fmt: skip
-            _tile = (32, 16, 16, 1, _stages, _hold, _terms, _marks)
+            _tile: Any = kernel_blocks.FlashTile(32, 16, 16, 1, _stages, _hold, _terms, _marks)
             CASES[f"flash{_what}-{_name}"] = partial(
                 attend, _dtype, _kinds, (16, 32), 24, 32, 4, 2, _terms == 0, flash=_tile
             )
-        CASES[f"flash_not_finite-{_name}"] = partial(not_finite, _dtype, (32, 16, 16, 1, 2, 0, 0, 0))
+        CASES[f"flash_not_finite-{_name}"] = partial(
+            not_finite, _dtype, kernel_blocks.FlashTile(32, 16, 16, 1, 2, 0, 0, 0)
+        )
+        for _what, _kinds, _terms, _marks in (
+            ("", (), 0, 0), ("_all", ALL, 1, 1), ("_keys", ("padding",), 0, 1)
+        ):  # fmt: skip
+            _tile = kernel_blocks.GroupFlash(64, 1, sized(16, 64), 2, _terms, _marks)
+            CASES[f"flash_groups{_what}-{_name}"] = partial(
+                attend, _dtype, _kinds, (64, sized(16, 64)), 56, 64, 2, 1, _terms == 0, 2, flash=_tile
+            )
+        CASES[f"flash_groups_not_finite-{_name}"] = partial(
+            not_finite, _dtype, kernel_blocks.GroupFlash(64, 1, sized(16, 64), 2, 0, 0)
+        )
         if LARGE:
+            for _dim, _groups in ((64, 2), (128, 1), (128, 2)):
+                for _terms in (0, 1):
+                    CASES[f"flash_groups_{_dim}_{_groups}{'_all' * _terms}-{_name}"] = partial(
+                        attend, _dtype, ALL if _terms else (), (64 * _groups, 64), _dim - 8 * _terms, heads=4,
+                        flash=kernel_blocks.GroupFlash(_dim, _groups, 64, 2, _terms, _terms),
+                    )  # fmt: skip
+
             for _dim, _size in ((64, 64), (128, 64), (64, 128), (128, 128)):
                 for _terms, _marks in ((0, 0), (1, 1)):
                     _shape = kernel_blocks.flash_shape(_dim, _size, _terms, _marks)

@@ -8,10 +8,11 @@ import numpy as np
 from mlxsparse.backend import kernel_bits as kb
 from mlxsparse.backend import kernel_coords as kc
 from mlxsparse.backend import kernel_sites as ks
+from mlxsparse.backend import kernel_tiles as kt
 from mlxsparse.testing import oracle
 
 from .cases_coords import GEOMETRIES, tables, within
-from .cases_sites import equal_order, extent_of
+from .cases_sites import OWN, equal_order, extent_of
 from .common import Case, equal, integers, sites, sized
 
 PADDING = np.full((3, 4), (-1, 7, 7, 7))
@@ -81,7 +82,9 @@ def sets_and_maps() -> None:
                 near, far_side = (nbr, back) if forward else (back, nbr)
                 got = kb.site_map(coords, made, m)
                 equal(got, near, f"map {what}")
+                equal(kb.site_map(coords, made, m, by_row=True), near.T, f"map by row {what}")
                 equal(kc.flipped(got, n), far_side, f"flipped map {what}")
+                equal(kc.flipped(got.T, n, by_row=True), far_side, f"flipped by row {what}")
                 equal(kc.flipped(got, n // 2), far_side[:, : n // 2], f"flipped map of fewer rows {what}")
                 equal(kb.site_map(coords, made, m // 2), near[:, : m // 2], f"few {what}")
 
@@ -136,28 +139,37 @@ def mirrored() -> None:
         c = oracle.parent_support(sites(45, n, sized(8, 30)), (1, 1, 1))
         _, made = mark(c, ((1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1)))
         rows = np.concatenate([c, np.full((2, 4), (-1, 0, 0, 0))])
-        for size, d in (((3, 3, 3), (1, 1, 1)), ((3, 1, 5), (2, 1, 1)), ((1, 1, 1), (1, 1, 1))):
+        for size, d in OWN:
             p = tuple(k // 2 * e for k, e in zip(size, d))
             pairs = oracle.conv_pairs(c, c, size, (1, 1, 1), p, d)
             nbr, _ = tables(pairs, int(np.prod(size)), len(rows), len(rows))
             found = kb.submanifold_map(integers(rows), made, size, d, len(c))
             equal(found.nbr, nbr, f"map {size}")
             equal_order(found.keys, found.nbr, size, len(c))
+            turned = kb.submanifold_map(integers(rows), made, size, d, len(c), by_row=True)
+            equal(turned.nbr, nbr.T, f"map by row {size}")
+            equal(turned.keys, np.array(found.keys), f"keys by row {size}")
             few = len(c) // 2  # marked sites without a row have no pair
             found = kb.submanifold_map(integers(c[:few]), made, size, d)
             equal(found.nbr, np.where(nbr[:, :few] < few, nbr[:, :few], -1), f"few {size}")
 
 
 def ordered_windows() -> None:
-    """The ordered input side of windows, against the sort of the flipped map."""
+    """Both sides of windows in tiles, against those of the map."""
     for stride, n in (((2, 2, 2), 1), ((2, 2, 2), sized(300, 9000)), ((3, 1, 2), sized(2500, 70_000))):
         c = sites(46, n, sized(14, 60))
         coords, made = mark(c, (stride, stride, (0, 0, 0), (1, 1, 1)))
         count = counts(made)[0]
         for m in {count, count // 2}:
             nbr = kb.site_map(coords, made, m)
+            out = kb.windows_output(coords, made, stride, m)
+            plain = kt.tap_tiles(nbr, len(coords), stride, sort=False)
+            equal(out.nbr, np.array(plain.nbr), f"outputs {stride}")
+            equal(out.rows, np.array(plain.rows), f"output rows {stride}")
+            assert out[3:] == plain[3:] and not (np.array(plain.masks) & ~np.array(out.masks)).any()
+            assert (np.array(out.masks) < 1 << np.prod(stride)).all()
             back = np.array(kc.flipped(nbr, len(coords)))
-            got = kb.tiles_of_windows(coords, made, stride, m, len(c))
+            got = kb.windows_input(coords, made, stride, m, len(c))
             assert (got.sources, got.size, got.active) == (m, len(coords), len(c))
             tap = np.where((back >= 0).any(axis=0), (back >= 0).argmax(axis=0), len(back))
             order = np.argsort(tap, kind="stable")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -82,15 +83,18 @@ def tiled(
     plain: bool = False,
     side: int = 16,
     steps: tuple[int, int] | None = None,
+    group: tuple[int, ...] | None = None,
 ) -> None:
     """One product in tiles against dense float64. shape: simdgroups of a tile; parts: pieces of a block.
 
-    plain: from arrays that are not aligned to 16 bytes.
+    plain: from arrays that are not aligned to 16 bytes. group: a tile of block_groups.metal.
     """
     code = {"sdd": kernel_blocks.SDD, "dsd": kernel_blocks.DSD, "dds": kernel_blocks.DDS}[mode]
-    tile = kernel_block_tiles.BlockTile(*shape, side, *(steps or (64, 2)))
+    tile: Any = kernel_block_tiles.BlockTile(*shape, side, *(steps or (64, 2)))
+    if group:
+        tile, side = (kernel_block_tiles.GroupTile, kernel_block_tiles.QuadTile)[mode == "sdd"](*group), 64
     block = (side * parts[0], side * parts[1])
-    if mode != "sdd":  # the reduced axis of a block is a multiple of a step
+    if mode != "sdd" and not group:  # the reduced axis of a block is a multiple of a step
         along = ta if mode == "dsd" else not tb
         block = (max(block[0], tile.BK), block[1]) if along else (block[0], max(block[1], tile.BK))
     grid = (heads, sized(3, 9), sized(4, 10))
@@ -260,4 +264,31 @@ for _name, _dtype in DTYPES.items():
 for _mode, _shape in (("sdd", (1, 4)), ("dsd", (1, 4)), ("dsd", (4, 1)), ("dds", (4, 1)), ("dds", (1, 4))):
     CASES[f"{_mode}_tiles_{_shape[0]}x{_shape[1]}-f16"] = partial(
         tiled, mx.float16, _mode, False, False, _shape, (2, 2)
+    )
+for _name, _dtype in (("f16", mx.float16), ("bf16", mx.bfloat16)):
+    for _mode in ("dsd", "dds"):
+        for _ta in (False, True):
+            for _tb in (False, True):
+                _tile = (2, 4, 4, int(_ta)) if LARGE else (2, 1, 3, int(_ta), 16)
+                CASES[f"{_mode}_groups{'_ta' * _ta}{'_tb' * _tb}-{_name}"] = partial(
+                    tiled, _dtype, _mode, _ta, _tb, heads=1, group=_tile
+                )
+        CASES[f"{_mode}_groups_plain-{_name}"] = partial(
+            tiled, _dtype, _mode, False, False, plain=True, heads=1, group=(1, 2, 3, 0, sized(16, 64))
+        )
+        CASES[f"{_mode}_groups_wide-{_name}"] = partial(
+            tiled, _dtype, _mode, False, False, parts=(2, 2), heads=sized(1, 3),
+            group=(1, 2, 3, 0, sized(16, 64)),
+        )
+    for _ta in (False, True):
+        for _tb in (False, True):
+            _tile = (4, 3, int(_ta), 64) if LARGE else (1, 3, int(_ta), 16)
+            CASES[f"sdd_groups{'_ta' * _ta}{'_tb' * _tb}-{_name}"] = partial(
+                tiled, _dtype, "sdd", _ta, _tb, heads=sized(1, 2), group=_tile
+            )
+    CASES[f"sdd_groups_plain-{_name}"] = partial(
+        tiled, _dtype, "sdd", False, False, plain=True, heads=1, group=(1, 3, 0, sized(16, 64))
+    )
+    CASES[f"sdd_groups_wide-{_name}"] = partial(
+        tiled, _dtype, "sdd", False, True, parts=(2, 2), heads=sized(1, 3), group=(1, 3, 0, sized(16, 64))
     )

@@ -121,6 +121,10 @@ def no_keys() -> None:
     equal(got, np.tile([-1, 0, 0, 0], (9, 1)), "sites")
 
 
+# Sizes and dilations of maps of a set onto itself.
+OWN = (((3, 3, 3), (1, 1, 1)), ((3, 1, 5), (2, 1, 1)), ((5, 3, 3), (1, 1, 2)), ((1, 1, 1), (1, 1, 1)))
+
+
 def mirrored() -> None:
     low, high = -(2**31), 2**31 - 1
     ends = np.array(
@@ -132,13 +136,21 @@ def mirrored() -> None:
             middle = np.argmin(np.abs(c[:, 1:].astype(np.int64)).sum(axis=1) + 99 * c[:, 0])
             c[[0, middle]] = c[[middle, 0]]
         padded = np.concatenate([c, np.full((2, 4), (-1, 0, 0, 0))]).astype(np.int32)
-        for size, d in (((3, 3, 3), (1, 1, 1)), ((3, 1, 5), (2, 1, 1)), ((1, 1, 1), (1, 1, 1))):
+        for size, d in OWN:
             p = tuple(k // 2 * e for k, e in zip(size, d))
             pairs = oracle.conv_pairs(c, c, size, (1, 1, 1), p, d)
             nbr, _ = tables(pairs, int(np.prod(size)), len(padded), len(padded))
             got = kc.submanifold_map(kc.hash_table(integers(padded)), size, d, len(c))
             equal(got.nbr, nbr, f"map {size}")
             equal_order(got.keys, got.nbr, size, len(c))
+            table = kc.hash_table(integers(padded))
+            turned = kc.submanifold_map(table, size, d, len(c), by_row=True)
+            equal(turned.nbr, nbr.T, f"map by row {size}")
+            equal(turned.keys, np.array(got.keys), f"keys by row {size}")
+            by_row = kt.tap_tiles(turned.nbr, len(padded), size, len(c), by_row=True)
+            by_tap = kt.tap_tiles(got.nbr, len(padded), size, len(c))
+            for a, b in zip(by_row[:3], by_tap[:3], strict=True):
+                equal(a, np.array(b), f"tiles by row {size}")
 
 
 def equal_order(keys: mx.array, nbr: mx.array, size, active: int) -> None:

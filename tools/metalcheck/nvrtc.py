@@ -20,7 +20,11 @@ from mlxsparse.backend.cuda_text import Bounds
 
 WHEELS = "nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
 ARCHITECTURES = ("sm_80", "sm_90a")
-LARGE = ("block_flash", "block_tiles", "conv_tiles", "conv_tiles_grad")  # in threadgroup memory
+SIZES = 32  # at least as many as any kernel has
+LARGE = (
+    "block_flash", "block_flash_groups", "block_groups", "block_groups_sdd", "block_tiles", "conv_tiles",
+    "conv_tiles_grad",
+)  # in threadgroup memory  # fmt: skip
 
 
 def sources() -> Iterator[tuple[str, str]]:
@@ -47,6 +51,18 @@ def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
         if itemsize == 2:
             for mode, ta, tb in [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0), (2, 0, 0), (2, 1, 1)]:
                 yield {"MODE": mode, "TA": ta, "TB": tb, **kernel_block_tiles.shape_of(mode)._asdict()}
+        return
+    if name == "block_groups":
+        for mode, ta, tb in [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)]:
+            yield {"MODE": mode, "TA": ta, "TB": tb, **kernel_block_tiles.GroupTile(2, 4, 4)._asdict()}
+        return
+    if name == "block_groups_sdd":
+        for ta, tb in itertools.product((0, 1), (0, 1)):
+            yield {"TA": ta, "TB": tb, **kernel_block_tiles.QuadTile()._asdict()}
+        return
+    if name == "block_flash_groups":
+        for dim, groups, terms in itertools.product((64, 128), (1, 2), ((0, 0), (0, 1), (1, 1))):
+            yield kernel_blocks.GroupFlash(dim, groups, 64, 2, *terms).sizes()
         return
     if name == "block_flash":
         if itemsize == 2:
@@ -78,7 +94,7 @@ def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
 
 def source(name: str, values: dict[str, Any]) -> tuple[str, str]:
     bounds = Bounds(32 * values["WM"] * values["WN"], values["FIT"]) if values.get("FIT") else None
-    return f"{name}[{values}]", library.cuda_source(name, values, name in LARGE, bounds)
+    return f"{name}[{values}]", library.cuda_source(name, values, name in LARGE, bounds, SIZES)
 
 
 def compiler() -> Compiler:

@@ -1,0 +1,119 @@
+"""Elementwise steps of a forward on the host, several in one pass; outside of MLX's transformations only.
+
+MLX computes elementwise graphs in one thread of its own and waits for it, which costs a small network as
+much as its arithmetic. Where a gradient may be asked for, callers leave the graph to MLX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from ..backend import executor, fast
+from ..backend.autodiff import traced
+from ..backend.host import empty, num_threads, parallel, view32
+
+PIECE = 1024  # values of a step, which stay in cache
+LARGE = 1 << 21  # values from which threads share a pass
+
+
+def direct(*arrays: mx.array) -> bool:
+    """Whether the functions below may be used: float32 arrays on the host, and no transformation."""
+    return all(a.dtype == mx.float32 for a in arrays) and executor() == "host" and not traced(*arrays)
+
+
+def activated(
+    x: mx.array,
+    norm: Sequence[mx.array] = (),
+    add: mx.array | None = None,
+    *,
+    eps: float = 0.0,
+    relu: bool = True,
+    own: bool = False,
+) -> mx.array:
+    """x, normalised, plus `add`, then max(., 0) with `relu`: x and add (n, C), all of it `direct`.
+
+    norm: running mean, variance, weight and bias (C,) of a batch normalisation, or without the last two.
+    own: nothing else will read x, whose memory the result gets.
+    """
+    rows, channels = x.shape
+    out, y = (x, np.asarray(x)) if own else empty((rows, channels), mx.float32)
+    if out.size == 0:
+        return out
+    length = max(1, PIECE // channels) * channels  # whole rows
+    # NumPy evaluates what it is given.
+    vectors = [np.ascontiguousarray(np.asarray(v)) for v in norm]
+    mean, var, weight, bias = vectors + [_NONE] * (4 - len(norm))
+    source, target = _NONE if own else np.asarray(x).reshape(-1), y.reshape(-1)
+    more = _NONE if add is None else np.asarray(add).reshape(-1)
+    run = fast.loops().activate if fast.available() else _activate
+    small = np.float32(eps)
+    if out.size < LARGE:
+        run(source, mean, var, weight, bias, small, more, relu, length, target)
+        return out
+    parts = 2 * num_threads()
+    edges = np.arange(parts + 1) * rows // parts * channels
+
+    def work(i: int) -> None:
+        here = slice(edges[i], edges[i + 1])
+        run(source[here], mean, var, weight, bias, small, more[here], relu, length, target[here])
+
+    parallel(work, parts)
+    return out
+
+
+_NONE = np.empty(0, np.float32)
+
+
+def _activate(
+    x: np.ndarray,
+    mean: np.ndarray,
+    var: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray,
+    eps: np.float32,
+    add: np.ndarray,
+    relu: bool,
+    length: int,
+    y: np.ndarray,
+) -> None:
+    """`activated` of flat arrays, whole rows, by pieces of `length` values; without x, y is the source.
+
+    The order of operations is nn.BatchNorm's, and so are the bits.
+    """
+    scale = shift = _NONE
+    if len(mean):
+        scale = np.float32(1) / np.sqrt(var + eps)
+        shift = -mean * scale
+        if len(weight):
+            scale, shift = scale * weight, shift * weight + bias
+        scale, shift = (np.tile(v, length // len(v)) for v in (scale, shift))
+    with np.errstate(invalid="ignore", over="ignore"):
+        for first in range(0, len(y), length):
+            part = y[first : first + length]
+            if len(x):
+                part[:] = x[first : first + length]
+            if len(mean):
+                part *= scale[: len(part)]
+                part += shift[: len(part)]
+            if len(add):
+                part += add[first : first + length]
+            if relu:
+                np.maximum(part, 0, out=part)
+
+
+def beside(arrays: Sequence[mx.array]) -> mx.array:
+    """Arrays (n, Ci) side by side: (n, C1 + C2 + ...)."""
+    sources = [view32(a) for a in arrays]
+    out, y = empty((len(sources[0]), sum(a.shape[1] for a in sources)), mx.float32)
+    first = 0
+    for source in sources:
+        last = first + source.shape[1]
+        if fast.available():
+            fast.loops().put_columns(source, y, first)
+        else:
+            y[:, first:last] = source
+        first = last
+    return out
