@@ -90,8 +90,6 @@ def normalize(
     if x.size == 0 or items == 0:
         zero = filled((items, channels), 0, mx.float32)
         return _nothing(x, weight, bias), zero, zero
-    if not isinstance(spans, Items) and spans.order is None and items == 1 and spans.group is None:
-        return normalize_columns(x, weight, bias, int(spans.counts[0]), eps)
     layout = _Layout(spans, size, channels)
     mean, rest, var = layout.statistics(mx.stop_gradient(x))
     rstd = mx.rsqrt(var + eps)

@@ -110,7 +110,7 @@ def operators(
     shares = np.where(corners < 0, 0, shares).astype(np.float32)
     f, w, b = x.feats, numbers(10, 5, taps, channels).astype(dtype), numbers(11, 5).astype(dtype)
     wide, gain, shift = numbers(12, 4, channels).astype(dtype), numbers(13, channels), numbers(14, channels)
-    items, every = norm.Spans(order, counts), norm.Spans(None, np.array([count]))
+    items = norm.Spans(order, counts)
     blocks = norm.Spans(order, counts, np.arange(channels) % 2)
     found: dict[str, tuple[Function, list[mx.array]]] = {
         "convolution": (lambda f, w, b: gather_gemm.convolve(f, w, b, subm, capacity, 1), [f, w, b]),
@@ -121,7 +121,7 @@ def operators(
         "take": (lambda f: rows.take_rows(f, taken, 1.5), [f]),
         "put": (lambda f: rows.put_rows(f, placed, count + 5, -2.0), [f]),
         "interpolate": (lambda f: interpolate.interpolate(f, corners, shares, 33), [f]),
-        "batch norm": (lambda f, w, b: norm.normalize(f, w, b, every, 1e-5)[0], [f, gain, shift]),
+        "batch norm": (lambda f, w, b: norm.normalize_all(f, w, b, count, 1e-5)[0], [f, gain, shift]),
         "instance norm": (lambda f, w, b: norm.normalize(f, w, b, items, 1e-3)[0], [f, gain, shift]),
         "group norm": (lambda f, w, b: norm.normalize(f, w, b, blocks, 1e-3)[0], [f, gain, shift]),
         "layer norm": (
