@@ -60,7 +60,7 @@ def norm(
     crossed = (g * (live - mean)).sum(axis=0)
     close(db, g.sum(axis=0), weights, "bias gradient", least=n**0.5)
     # g has a mean of 2: what float32 leaves of the mean of x counts in every term
-    close(dw, crossed / np.sqrt(var + EPS), weights, "weight gradient", least=max(0.1 * n, 16 * n**0.5))
+    close(dw, crossed / np.sqrt(var + EPS), weights, "weight gradient", least=max(0.2 * n, 16 * n**0.5))
     gradient = (g - g.mean(axis=0) - (live - mean) * (crossed / active / (var + EPS))) * scale
     close(dx, np.concatenate([gradient, rest]), dtype, "input gradient", least=1.0)
     if add:
