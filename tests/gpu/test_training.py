@@ -58,7 +58,7 @@ def by_kernels() -> Run:
 def test_gpu_training_equals_the_hosts() -> None:
     wanted, got = train(contextlib.nullcontext()), by_kernels()
     np.testing.assert_allclose(got[0], wanted[0], rtol=1e-4)
-    # A value within rounding of 0 may fall on either side of a ReLU, which gradients show more than weights do.
+    # A value within rounding of 0 may fall on either side of a ReLU: gradients show it more than weights.
     for mine, its, bound in zip(got[1:], wanted[1:], (2e-2, 2e-3)):
         for name, value in its.items():
             assert np.abs(mine[name] - value).max() <= bound * np.abs(value).max() + 1e-6, name
