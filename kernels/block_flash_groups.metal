@@ -1,6 +1,6 @@
 // block_flash.metal on machines where four simdgroups multiply together (group.h), for blocks of multiples of 64.
 // in, dims, out: block_flash.metal.
-// grid (128 * GROUPS * R * ceil(br / (64 * GROUPS)), H, Z).   template: T; DIM 64 or 128, >= D, DV; GROUPS of 64 queries; BN keys
+// grid (128 * GROUPS * R * ceil(br / (64 * GROUPS)), H, Z).   template: T; DIM 128 (64: not on CUDA), >= D, DV; GROUPS of 64 queries; BN keys
 //           of a step, 64 on CUDA; STAGES; TERMS, MARKS: block_flash.metal
 constexpr int NT = 128 * GROUPS, BM = 64 * GROUPS;
 constexpr float SMALL = 1e-30f; // keeps sums of large scores finite
@@ -10,6 +10,7 @@ constexpr int QSIZE = BM * DIM; // queries go to registers from where the last s
 constexpr int RING = (STAGES - 1) * STAGE + (STAGE > QSIZE ? STAGE : QSIZE);
 constexpr int ROW = DIM / VEC; // copies of a row, rows of a pass
 constexpr int PASS = NT / ROW;
+static_assert(DIM == 128 || GROUP_MEMORY == 1, "CUDA's products of 64 x 64 with values came out wrong");
 static_assert(NT % ROW == 0 && (BN % PASS == 0 || PASS % BN == 0) && BM % PASS == 0 && STAGES >= 2, "threads copy equally often");
 threadgroup uint4 smem[(RING + 512 + GROUP_MEMORY * BM * BN) * int(sizeof(T)) / 16];
 threadgroup T* kv = group_base((threadgroup T*)smem);

@@ -15,6 +15,7 @@ constexpr int PIECE = 64 * BK, STAGE = (LINES + PARTS) * PIECE;
 constexpr int SLEN = SK ? BK : 64, DLEN = DK ? BK : 64; // elements of a row of a piece
 constexpr int SROWS = PIECE / SLEN, DROWS = PIECE / DLEN, SPASS = NT * VEC / SLEN, DPASS = NT * VEC / DLEN;
 constexpr int LDY = (MODE == 0 ? N : 64) + VEC;
+static_assert(PARTS > 1 || GROUP_MEMORY == 1, "panels of 64 alone are not tried on CUDA");
 static_assert(STAGES >= 3 && STAGES * STAGE >= LINES * (MODE == 0 ? 64 : N) * LDY, "memory of the results");
 threadgroup uint4 smem[(STAGES * STAGE + 512) * int(sizeof(T)) / 16];
 threadgroup T* tiles = group_base((threadgroup T*)smem);

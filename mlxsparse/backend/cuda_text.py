@@ -63,19 +63,17 @@ def whole(
 
 
 class Bounds(NamedTuple):
-    """What limits a CUDA kernel: threads, threadgroups on a core, and those that share copies (stage.h)."""
+    """What limits a CUDA kernel's registers: threads of a threadgroup, and threadgroups that a core holds."""
 
     threads: int
     fit: int = 1
-    cluster: int = 1
 
 
 def limits(bounds: Bounds | None) -> str:
     """Attributes of a kernel within `bounds`."""
     if bounds is None:
         return ""
-    shared = f"__cluster_dims__({bounds.cluster}, 1, 1) " if bounds.cluster > 1 else ""
-    return f"__launch_bounds__({bounds.threads}, {bounds.fit}) {shared}"
+    return f"__launch_bounds__({bounds.threads}, {bounds.fit}) "
 
 
 def launch_bounds(bounds: Bounds | None) -> str:

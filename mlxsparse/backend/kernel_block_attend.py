@@ -70,7 +70,7 @@ class FlashTile(NamedTuple):
 
 
 class GroupFlash(NamedTuple):
-    """The same for block_flash_groups.metal: `groups` of 64 queries."""
+    """The same for block_flash_groups.metal: `groups` of 64 queries; on CUDA of 128 channels."""
 
     dim: int
     groups: int
@@ -120,28 +120,24 @@ def flash_tile(
     if block[0] % 64 or block[1] % 32:
         return None
     dim, reads = 64 if most <= 64 else 128, (int(terms), int(terms or marks))
-    if grouped() and block[1] % 64 == 0 and "MLXSPARSE_FLASH_TILE" not in os.environ:
-        fit = (4 if dim == 64 else 3) - int(terms)  # of registers; addends take more
-        return GroupFlash(dim, 1, 64, 2, *reads, fit)
-    return flash_shape(dim, block[0], *reads)
+    if grouped() and dim == 128 and block[1] % 64 == 0 and "MLXSPARSE_FLASH_TILE" not in os.environ:
+        return GroupFlash(dim, 1, 64, 2, *reads, 3 - int(terms))
+    return flash_shape(dim, *reads)
 
 
-def flash_shape(dim: int, size: int, terms: int, marks: int) -> FlashTile | GroupFlash | None:
-    """The tile for block rows of `size` elements. Measured on an H100 (docs/benchmarks/blocksparse.md)."""
+def flash_shape(dim: int, terms: int, marks: int) -> FlashTile | GroupFlash | None:
+    """A tile for `dim` channels, of 64 queries. Measured on an H100 (docs/benchmarks/blocksparse.md)."""
     forced = os.environ.get("MLXSPARSE_FLASH_TILE")  # "BM,BN,WM,STAGES,HOLD,FIT", to measure; "0": none
     if forced == "0":
         return None
-    if forced and forced.startswith("group,"):  # "group,GROUPS,STAGES,FIT"
+    if forced and forced.startswith("group,") and dim == 128:  # "group,GROUPS,STAGES,FIT"
         groups, stages, fit = (int(v) for v in forced.split(",")[1:])
         return GroupFlash(dim, groups, 64, stages, terms, marks, fit)
     if forced:
         bm, bn, wm, stages, hold, fit = (int(v) for v in forced.split(","))
         return FlashTile(dim, bm, bn, wm, stages, hold, terms, marks, fit)
-    if size % 128 == 0:
-        return FlashTile(dim, 128, 64, 4 if dim == 64 else 8, 2, 1, terms, marks)
-    if dim == 64:
-        return FlashTile(dim, 64, 64, 4, 2, 0, terms, marks, 4)
-    return FlashTile(dim, 64, 64, 4, 2, 1, terms, marks)
+    fit = (4 if dim == 64 else 3) - terms  # by registers, of which addends take more
+    return FlashTile(dim, 64, 64, 4, 2, 1, terms, marks, fit)
 
 
 MAX_DIM = {2: 128, 4: 64}  # channels that a threadgroup's memory holds, by bytes of an element

@@ -146,7 +146,7 @@ def block_tile(mode: int, sizes: Sizes, width: int, items: int, dtype: mx.Dtype)
     if mode == SDD or not grouped() or "MLXSPARSE_BLOCK_TILES" in os.environ:
         return shape_of(mode)
     few = blocks(sizes.extent, 128) * blocks(width, 256) * items < CORES
-    return GroupTile(1, 2, 4) if few else GroupTile(2, 4, 4)
+    return GroupTile(2, 2, 3) if few else GroupTile(2, 4, 4)
 
 
 CORES = 132  # of an H100: fewer large tiles leave some without work

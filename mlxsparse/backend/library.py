@@ -220,7 +220,6 @@ def ready(
     init: float | None = None,
     group_bytes: int = 0,
     fit: int = 0,
-    cluster: int = 1,
     **template: int,
 ) -> Launch:
     """Kernel `name` on `groups` threadgroups of `threads` threads, as a function of its inputs.
@@ -228,14 +227,13 @@ def ready(
     dims: the kernel's sizes, integers or int32 arrays of one or more of them. shapes: of the outputs.
     dtype: the template parameter T. init: what every output holds before, and where nothing is launched.
     group_bytes: threadgroup memory, where it can pass STATIC_BYTES on CUDA. fit: threadgroups that one
-    core shall hold, which limits registers on CUDA; 0: as the compiler finds. cluster: neighbouring
-    threadgroups that share copies (stage.h; CUDA).
+    core shall hold, which limits registers on CUDA; 0: as the compiler finds.
     """
     make = factory()
     # By value on CUDA: an array that is new to the GPU takes it 0.1 ms to read.
     known = tuple(dims) if make is _cuda and set(map(type, dims)) == {int} else ()
     plan = _plan(
-        make, name, groups, threads, dtype, init, group_bytes, fit, cluster,
+        make, name, groups, threads, dtype, init, group_bytes, fit,
         tuple(map(tuple, shapes)), tuple(template.items()), known,
     )  # fmt: skip
     last = [] if plan.call is None or plan.by_value else [sizes(name, dims)]
@@ -304,7 +302,6 @@ def _plan(
     init: float | None,
     group_bytes: int,
     fit: int,
-    cluster: int,
     shapes: tuple[tuple[int, ...], ...],
     template: tuple[tuple[str, int], ...],
     known: tuple[int, ...],
@@ -340,7 +337,7 @@ def _plan(
         "template": [(parameter, values[parameter]) for parameter in kernel.template] or None,
         "init_value": init,
     }
-    bounds = Bounds(threads, max(fit, 1), cluster) if fit or cluster > 1 else None
+    bounds = Bounds(threads, fit) if fit else None
     dynamic = group_bytes if group_bytes > STATIC_BYTES else 0
     call = _compiled(name, tuple(values.items()), dynamic, bounds, len(known)) if make is _cuda else None
     if call is None:

@@ -229,29 +229,28 @@ for _name, _dtype in DTYPES.items():
         for _what, _kinds, _terms, _marks in (
             ("", (), 0, 0), ("_all", ALL, 1, 1), ("_keys", ("padding",), 0, 1)
         ):  # fmt: skip
-            _tile = kernel_blocks.GroupFlash(64, 1, sized(16, 64), 2, _terms, _marks)
+            _tile = kernel_blocks.GroupFlash(sized(64, 128), 1, sized(16, 64), 2, _terms, _marks)
             CASES[f"flash_groups{_what}-{_name}"] = partial(
                 attend, _dtype, _kinds, (64, sized(16, 64)), 56, 64, 2, 1, _terms == 0, 2, flash=_tile
             )
         CASES[f"flash_groups_not_finite-{_name}"] = partial(
-            not_finite, _dtype, kernel_blocks.GroupFlash(64, 1, sized(16, 64), 2, 0, 0)
+            not_finite, _dtype, kernel_blocks.GroupFlash(sized(64, 128), 1, sized(16, 64), 2, 0, 0)
         )
         if LARGE:
-            for _dim, _groups in ((64, 2), (128, 1), (128, 2)):
+            for _groups in (1, 2):
                 for _terms in (0, 1):
-                    CASES[f"flash_groups_{_dim}_{_groups}{'_all' * _terms}-{_name}"] = partial(
-                        attend, _dtype, ALL if _terms else (), (64 * _groups, 64), _dim - 8 * _terms, heads=4,
-                        flash=kernel_blocks.GroupFlash(_dim, _groups, 64, 2, _terms, _terms),
+                    CASES[f"flash_groups_{_groups}{'_all' * _terms}-{_name}"] = partial(
+                        attend, _dtype, ALL if _terms else (), (64 * _groups, 64), 128 - 8 * _terms, heads=4,
+                        flash=kernel_blocks.GroupFlash(128, _groups, 64, 2, _terms, _terms),
                     )  # fmt: skip
-
             for _dim, _size in ((64, 64), (128, 64), (64, 128), (128, 128)):
                 for _terms, _marks in ((0, 0), (1, 1)):
-                    _shape = kernel_blocks.flash_shape(_dim, _size, _terms, _marks)
+                    _shape = kernel_blocks.flash_shape(_dim, _terms, _marks)
                     CASES[f"flash_{_dim}_{_size}{'_all' * _terms}-{_name}"] = partial(
                         attend, _dtype, ALL if _terms else (), (_size, _size), _dim - 8 * _terms, heads=4,
                         cut=(0, 0) if _dim > 64 else (3, 5), flash=_shape,
                     )  # fmt: skip
-                CASES[f"flash_not_finite_{_dim}_{_size}-{_name}"] = partial(
-                    not_finite, _dtype, kernel_blocks.flash_shape(_dim, _size, 0, 0)
+                CASES[f"flash_not_finite_{_dim}-{_name}"] = partial(
+                    not_finite, _dtype, kernel_blocks.flash_shape(_dim, 0, 0)
                 )
             CASES[f"attend_128_rows-{_name}"] = partial(attend, _dtype, (), (128, 128), 64, heads=4)

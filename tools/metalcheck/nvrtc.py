@@ -61,13 +61,13 @@ def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
             yield {"TA": ta, "TB": tb, **kernel_block_tiles.QuadTile()._asdict()}
         return
     if name == "block_flash_groups":
-        for dim, groups, terms in itertools.product((64, 128), (1, 2), ((0, 0), (0, 1), (1, 1))):
-            yield kernel_blocks.GroupFlash(dim, groups, 64, 2, *terms).sizes()
+        for groups, terms in itertools.product((1, 2), ((0, 0), (0, 1), (1, 1))):
+            yield kernel_blocks.GroupFlash(128, groups, 64, 2, *terms).sizes()
         return
     if name == "block_flash":
         if itemsize == 2:
-            for dim, rows, terms in itertools.product((64, 128), (64, 128), ((0, 0), (0, 1), (1, 1))):
-                yield kernel_blocks.flash_shape(dim, rows, *terms).sizes()
+            for dim, terms in itertools.product((64, 128), ((0, 0), (0, 1), (1, 1))):
+                yield kernel_blocks.flash_shape(dim, *terms).sizes()
         return
     if name == "block_attend":
         for dim in (32, 64, 128):
