@@ -33,6 +33,7 @@ from .kernel_table import Kernel as Kernel
 from .replay import here, replayed
 
 MAX_THREADS = 256  # of a threadgroup: Apple GPUs allow fewer than 1024 when a kernel needs many registers
+ZEROS = [0] * SMALL  # sizes that a launch leaves out
 MAX_GRID_X = 2**31 - 1  # threads; MLX takes the grid as 32-bit integers
 MAX_GRID_YZ = 65535  # threadgroups along y or z, CUDA's limit
 
@@ -231,7 +232,7 @@ def ready(
     """
     make = factory()
     # By value on CUDA: an array that is new to the GPU takes it 0.1 ms to read.
-    known = tuple(dims) if make is _cuda and set(map(type, dims)) == {int} else ()
+    known = (*dims, *ZEROS[len(dims) :]) if make is _cuda and set(map(type, dims)) == {int} else ()
     plan = _plan(
         make, name, groups, threads, dtype, init, group_bytes, fit,
         tuple(map(tuple, shapes)), tuple(template.items()), known,

@@ -140,7 +140,7 @@ def sort_keys() -> None:
     """Window and taps of each row, row 0 of the other side among them; rows without a pair last."""
     nbr, bit = rng(5).integers(-1, 3, (4, 90)), np.array([3, 0, 26, 1])
     nbr[:, 40] = -1
-    got = np.array(launch("tap_keys", [integers(nbr), integers(bit)], [90, 4, 32], [(90,)], (1, 1, 1))[0])
+    got = np.array(launch("tap_keys", [integers(nbr), integers(bit)], [90, 4, 32, 0], [(90,)], (1, 1, 1))[0])
     gray = np.bitwise_or.reduce((nbr >= 0).astype(np.uint32) << bit[:, None].astype(np.uint32), axis=0)
     code = got & (2**27 - 1)
     some = gray > 0
@@ -154,7 +154,7 @@ def wild_order() -> None:
     nbr = rng(6).integers(0, 20, (3, 50))
     order = rng(7).permutation(50)
     order[[2, 9, 17]] = 50, -3, 2**31 - 1
-    dims = [20, 50, 3, 64, 96, 32]
+    dims = [20, 50, 3, 64, 96, 32, 0]
     arrays = [integers(nbr), integers(order)]
     tiled, rows, masks = launch("tap_tiles", arrays, dims, [(2, 3, 32), (64,), (2, 1)], (1, 1, 1))
     wanted = np.append(np.where((order >= 0) & (order < 50), order, -1), np.full(14, -1))
