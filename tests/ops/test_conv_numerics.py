@@ -8,6 +8,7 @@ import pytest
 from mlx.utils import tree_map
 
 from mlxsparse import ops
+from mlxsparse.backend.library import on_cuda
 from mlxsparse.errors import CapacityError
 from mlxsparse.testing import oracle
 from mlxsparse.testing.adapt import active_part, from_numpy, to_numpy
@@ -68,7 +69,9 @@ def test_float32(name, channels):
     f, want, scale = convolutions(coords, feats, normal(5, 3, 3, 3, channels), normal(5))[name]
     _, got = active_part(f(from_numpy(coords, feats, stride=2)))
     assert (np.abs(got - want) <= 1e-5 * np.abs(want).max()).all()
-    assert (np.abs(got - want) <= 1e-6 * scale).all()
+    # Near fp32 cuts each number into 11 + 11 bits and leaves out the product of the rests: docs/kernels.md.
+    near = mx.default_device().type == mx.DeviceType.gpu and on_cuda()
+    assert (np.abs(got - want) <= (3 * 2**-20 if near else 1e-6) * scale).all()
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
