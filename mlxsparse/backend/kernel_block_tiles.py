@@ -13,7 +13,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from .kernel_blocks import DDS, DSD, SDD, fp32_mode, grouped
-from .library import KERNELS, blocks, check_array, filled, on_cuda, ready
+from .library import blocks, check_array, filled, on_cuda, ready
 
 
 class BlockTile(NamedTuple):
@@ -89,33 +89,13 @@ class GroupTile(NamedTuple):
         return (self.STAGES * (self.LINES + self.PARTS) * 64 * self.BK + 512) * itemsize
 
 
-class QuadTile(NamedTuple):
-    """2 x QUAD blocks of 64 x 64 of two rows, or 2 * QUAD of one (kernels/block_groups_sdd.metal)."""
-
-    QUAD: int = 4
-    STAGES: int = 3
-    KEEP: int = 0
-    BK: int = 64
-
-    @property
-    def threads(self) -> int:
-        return 256
-
-    def group_bytes(self, mode: int, ta: bool, tb: bool, itemsize: int) -> int:
-        """Threadgroup memory; as the kernel counts it."""
-        return (self.STAGES * (1 + 2 * self.QUAD) * 64 * self.BK + 512) * itemsize
-
-
 class TileLists(NamedTuple):
-    """What tiles compute: int32 arrays line, ptr, block, other of their kernel, and how many.
-
-    A QuadTile has no `other`.
-    """
+    """What tiles compute: int32 arrays line, ptr, block, other of their kernel, and how many."""
 
     line: mx.array
     ptr: mx.array
     block: mx.array
-    other: mx.array | None
+    other: mx.array
     groups: int
 
 
@@ -129,7 +109,7 @@ class Sizes(NamedTuple):
     other_extent: int
 
 
-Tile = BlockTile | GroupTile | QuadTile
+Tile = BlockTile | GroupTile
 
 
 def block_tile(mode: int, sizes: Sizes, width: int, items: int, dtype: mx.Dtype) -> Tile | None:
@@ -158,9 +138,8 @@ def shape_of(mode: int) -> Tile | None:
     text = os.environ.get("MLXSPARSE_BLOCK_TILES")
     if text == "0":
         return None
-    if text and text.startswith("group,"):
-        values = [int(v) for v in text.split(",")[1:]]
-        return QuadTile(*values) if mode == SDD else GroupTile(*values)
+    if text and text.startswith("group,") and mode != SDD:
+        return GroupTile(*(int(v) for v in text.split(",")[1:]))
     if text:
         lines, dense, bk, stages, keep = (int(v) for v in text.split(","))
     elif mode == SDD:
@@ -197,24 +176,21 @@ def block_tiles(
         shape = (batch, sizes.nnz, sizes.size, sizes.other_size)
     if 0 in shape or lists.groups == 0:
         return lambda *_: filled(shape, 0, dtype)
-    across = 1 if isinstance(tile, QuadTile) or mode == SDD else blocks(width, tile.across(mode))
-    fixed = {"MODE": mode, **tile._asdict()}
+    across = 1 if mode == SDD else blocks(width, tile.across(mode))
+    fixed = tile._asdict()
     if isinstance(tile, BlockTile):
         fixed["EXACT"] = fp32_mode(dtype)
-    name = {BlockTile: "block_tiles", GroupTile: "block_groups", QuadTile: "block_groups_sdd"}[type(tile)]
-    fixed = {key: value for key, value in fixed.items() if key in KERNELS[name].template}
-    last = [] if lists.other is None else [lists.other.size]
     run = ready(
-        name,
-        [lists.groups, *sizes, width, heads, *last],
+        "block_tiles" if isinstance(tile, BlockTile) else "block_groups",
+        [lists.groups, *sizes, width, heads, lists.other.size],
         [shape],
         (lists.groups, across, batch),
         tile.threads,
         dtype=dtype,
         group_bytes=tile.group_bytes(mode, trans_a, trans_b, dtype.size),
+        MODE=mode,
         TA=int(trans_a),
         TB=int(trans_b),
         **fixed,
     )
-    held = [array for array in lists[:4] if array is not None]
-    return lambda a, b: run([a, b, *held])[0]
+    return lambda a, b: run([a, b, *lists[:4]])[0]

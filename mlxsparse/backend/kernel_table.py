@@ -48,10 +48,6 @@ KERNELS: dict[str, Kernel] = {
         {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I, "other": _I}, {"y": _T}, (*_BLOCK, "group.h"),
         ("T", "MODE", "TA", "TB", "LINES", "PARTS", "BK", "STAGES", "KEEP"), FLOATS[1:],
     ),
-    "block_groups_sdd": Kernel(
-        {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I}, {"y": _T}, (*_BLOCK, "group.h"),
-        ("T", "TA", "TB", "QUAD", "BK", "STAGES", "KEEP"), FLOATS[1:],
-    ),
     "block_marks": Kernel({"k": _T, "v": _T, "keys": _F}, {"marks": _F}, ("block_scores.h",), ("T",)),
     "block_softmax": Kernel(
         {"x": _T, "scale": _F, "bias": _F, "keys": _F, "pairs": _F, "q_ids": _I, "k_ids": _I,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..backend.kernel_block_tiles import BlockTile, QuadTile, Tile, TileLists
+from ..backend.kernel_block_tiles import BlockTile, Tile, TileLists
 from ..backend.kernel_blocks import SDD
 from .block_index import BlockIndex, Side
 from .tables import integers
@@ -16,26 +16,21 @@ def tile_lists(index: BlockIndex, side: Side, mode: int, tile: Tile) -> TileList
     """Lists of a product's tiles over the lines of `side`; kept."""
     made: tuple[np.ndarray, ...]
     key: tuple[int, ...]
-    if isinstance(tile, QuadTile):
-        key = (mode, tile.QUAD)
-    elif isinstance(tile, BlockTile) and mode == SDD:
+    if isinstance(tile, BlockTile) and mode == SDD:
         key = (mode, tile.SIDE, tile.NA * tile.NB)
     else:
         key = (mode, side.by_row, tile.SIDE, tile.lines(mode))
     held: TileLists | None = index.groups.get(key)
     if held is None:
-        if isinstance(tile, QuadTile):
-            made = shared(index, tile.QUAD)
-        elif isinstance(tile, BlockTile) and mode == SDD:
+        if isinstance(tile, BlockTile) and mode == SDD:
             made = scattered(index, tile)
         else:
             made = merged(side, index.grid[0], tile.SIDE, tile.lines(mode))
         if mode == SDD:  # tiles that read most start first
             order = np.argsort(-(made[0] >= 0).sum(axis=1), kind="stable")
             made = tuple(a[order] for a in made)
-        line, ptr, block, *other = (integers(a.reshape(-1)) for a in made)
-        held = TileLists(line, ptr, block, other[0] if other else None, len(made[0]))
-        index.groups[key] = held
+        line, ptr, block, other = (integers(a.reshape(-1)) for a in made)
+        held = index.groups[key] = TileLists(line, ptr, block, other, len(made[0]))
     return held
 
 
@@ -173,49 +168,6 @@ def scattered(index: BlockIndex, tile: BlockTile) -> tuple[np.ndarray, ...]:
     blocks[group, place] = cell
     other[group, place] = left_slot + 256 * right[at]
     return lines, rows, blocks, other
-
-
-def shared(index: BlockIndex, quad: int) -> tuple[np.ndarray, ...]:
-    """line (groups, 1 + 2 * quad), ptr and block (groups, 2 * quad) of kernels/block_groups_sdd.metal.
-
-    Of two rows of pieces with many columns in common, `quad` such columns make a tile; what is left of a row
-    makes tiles of 2 * quad columns.
-    """
-    (h, r, c), down, across = index.grid, index.block[0] // 64, index.block[1] // 64
-    cell = np.arange(index.nnz * down * across)
-    block = cell // (down * across)
-    row = index.rows[block].astype(np.int64) * down + cell // across % down
-    col = index.cols[block].astype(np.int64) * across + cell % across
-    head = index.heads[block].astype(np.int64)
-    units, columns = r * down, max(1, c * across)
-    pairs = -(-units // 2)
-    seat = np.argsort(_together(index.by_row, h, down, max(1, c), 2 * pairs, 2), axis=1)[head, row]
-    pair, bit = head * pairs + seat // 2, seat % 2
-    order = np.lexsort((bit, pair * columns + col))
-    pair, bit, col, cell, head, row = (a[order] for a in (pair, bit, col, cell, head, row))
-    same = np.zeros(len(cell), bool)
-    same[1:] = (pair[1:] == pair[:-1]) & (col[1:] == col[:-1])
-    both = same.copy()
-    both[:-1] |= same[1:]
-    k = _before(pair, same)  # columns of both rows before
-    whole = both & (k < _total(pair, same) // quad * quad)
-    line = pair * 2 + bit
-    by_line = np.lexsort((col, line))
-    k[by_line] = np.where(whole[by_line], k[by_line], _before(line[by_line], ~whole[by_line]))
-    # A number for each tile, the place of a block in it, and where its row and its column are copied to.
-    span = 3 * (columns + 1)
-    number = pair * span + np.where(whole, k // quad, (1 + bit) * (columns + 1) + k // (2 * quad))
-    names, group = np.unique(number, return_inverse=True)
-    group = group.reshape(-1)
-    place = np.where(whole, bit * quad + k % quad, k % (2 * quad))
-    lines = np.full((len(names), 1 + 2 * quad), -1, np.int64)
-    lines[group, np.where(whole, bit, 0)] = head * units + row
-    lines[group, np.where(whole, 2 + k % quad, 1 + place)] = col
-    rows = np.ones(len(names), np.int64)
-    rows[group[whole]] = 2
-    blocks = np.full((len(names), 2 * quad), -1, np.int64)
-    blocks[group, place] = cell
-    return lines, rows, blocks
 
 
 def _before(group: np.ndarray, counted: np.ndarray) -> np.ndarray:

@@ -92,7 +92,7 @@ def tiled(
     code = {"sdd": kernel_blocks.SDD, "dsd": kernel_blocks.DSD, "dds": kernel_blocks.DDS}[mode]
     tile: Any = kernel_block_tiles.BlockTile(*shape, side, *(steps or (64, 2)))
     if group:
-        tile, side = (kernel_block_tiles.GroupTile, kernel_block_tiles.QuadTile)[mode == "sdd"](*group), 64
+        tile, side = kernel_block_tiles.GroupTile(*group), 64
     block = (side * parts[0], side * parts[1])
     if mode != "sdd" and not group:  # the reduced axis of a block is a multiple of a step
         along = ta if mode == "dsd" else not tb
@@ -280,15 +280,3 @@ for _name, _dtype in (("f16", mx.float16), ("bf16", mx.bfloat16)):
             tiled, _dtype, _mode, False, False, parts=(2, 2), heads=sized(1, 3),
             group=(1, 2, 3, 0, sized(16, 64)),
         )
-    for _ta in (False, True):
-        for _tb in (False, True):
-            _tile = (4, 3, int(_ta), 64) if LARGE else (1, 3, int(_ta), 16)
-            CASES[f"sdd_groups{'_ta' * _ta}{'_tb' * _tb}-{_name}"] = partial(
-                tiled, _dtype, "sdd", _ta, _tb, heads=sized(1, 2), group=_tile
-            )
-    CASES[f"sdd_groups_plain-{_name}"] = partial(
-        tiled, _dtype, "sdd", False, False, plain=True, heads=1, group=(1, 3, 0, sized(16, 64))
-    )
-    CASES[f"sdd_groups_wide-{_name}"] = partial(
-        tiled, _dtype, "sdd", False, True, parts=(2, 2), heads=sized(1, 3), group=(1, 3, 0, sized(16, 64))
-    )

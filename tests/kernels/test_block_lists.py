@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxsparse.backend.kernel_block_tiles import BlockTile
-from mlxsparse.engine.block_lists import merged, scattered, shared
+from mlxsparse.engine.block_lists import merged, scattered
 
 from .cases_blocks import index_of
 
@@ -86,34 +86,3 @@ def test_tiles_are_full() -> None:
     line, _, cell, _ = scattered(index, BlockTile(2, 4, 64, 32, 4))
     assert (cell >= 0).mean() > 0.9
     assert (line >= 0).sum() < index.nnz  # a row of eight blocks alone has 9 pieces, two rows of four have 6
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    st.integers(1, 3), st.integers(1, 7), st.integers(1, 12), st.sampled_from([0.0, 0.2, 0.6, 1.0]),
-    st.sampled_from([(1, 1), (2, 1), (1, 2)]), st.sampled_from([1, 2, 4]), st.integers(0, 99),
-)  # fmt: skip
-def test_shared(
-    heads: int, rows: int, cols: int, density: float, parts: tuple[int, int], quad: int, seed: int
-) -> None:
-    mask = np.random.default_rng(seed).random((heads, rows, cols)) < density
-    block = (64 * parts[0], 64 * parts[1])
-    index = index_of(mask, block, (rows * block[0], cols * block[1]))
-    line, above, cell = shared(index, quad)
-    units, found = rows * parts[0], []
-    for group in range(len(line)):
-        assert ((above[group] == 1) | (above[group] == 2)) and (cell[group] >= 0).any()
-        for at, c in enumerate(cell[group]):
-            if c >= 0:
-                mine, j = divmod(at, quad)
-                left = line[group, mine if above[group] == 2 else 0]
-                right = line[group, 2 + j if above[group] == 2 else 1 + at]
-                assert left >= 0 and right >= 0
-                found.append((int(c), int(left), int(right)))
-    wanted = []
-    for b, (h, r, c) in enumerate(zip(index.heads, index.rows, index.cols)):
-        for i in range(parts[0]):
-            for j in range(parts[1]):
-                row, col = int(h) * units + int(r) * parts[0] + i, int(c) * parts[1] + j
-                wanted.append(((b * parts[0] + i) * parts[1] + j, row, col))
-    assert sorted(found) == sorted(wanted)

@@ -22,7 +22,7 @@ WHEELS = "nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
 ARCHITECTURES = ("sm_80", "sm_90a")
 SIZES = 32  # at least as many as any kernel has
 LARGE = (
-    "block_flash", "block_flash_groups", "block_groups", "block_groups_sdd", "block_tiles", "conv_tiles",
+    "block_flash", "block_flash_groups", "block_groups", "block_tiles", "conv_tiles",
     "conv_tiles_grad",
 )  # in threadgroup memory  # fmt: skip
 
@@ -55,10 +55,6 @@ def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
     if name == "block_groups":
         for mode, ta, tb in [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)]:
             yield {"MODE": mode, "TA": ta, "TB": tb, **kernel_block_tiles.GroupTile(2, 4, 4)._asdict()}
-        return
-    if name == "block_groups_sdd":
-        for ta, tb in itertools.product((0, 1), (0, 1)):
-            yield {"TA": ta, "TB": tb, **kernel_block_tiles.QuadTile()._asdict()}
         return
     if name == "block_flash_groups":
         for groups, terms in itertools.product((1, 2), ((0, 0), (0, 1), (1, 1))):
