@@ -98,13 +98,22 @@ def attend(
     rows: int = 3,
     cut: tuple[int, int] = (3, 5),
     flash: Any = None,
+    late: bool = False,
 ) -> None:
-    """Attention in one kernel; masked keys hold NaN. flash: a FlashTile or GroupFlash."""
-    mask = mask_of(7, 1 if shared else heads, rows, sized(3, 12), 0.7)
+    """Attention in one kernel; masked keys hold NaN.
+
+    flash: a FlashTile or GroupFlash. late: no first blocks, and no first and last row.
+    """
+    mask = mask_of(7, 1 if shared else heads, rows, 12 if late else sized(3, 12), 0.7)
+    if late:
+        mask[:, :, :2] = mask[:, [0, -1]] = False
     shape = (rows * block[0] - cut[0], mask.shape[2] * block[1] - cut[1])
     index = index_of(mask, block, shape)
     (m, n), dv = shape, dv or d
     q, q64 = values(1, (2, heads, m, d), dtype)
+    if late:  # rows whose scores are far above those of others in their tile
+        far = np.where(np.arange(m) % 16 < 8, 1, 64)[:, None]
+        q, q64 = q * mx.array(far).astype(dtype), q64 * far
     k, k64 = values(2, (2, key_heads, n, d), dtype)
     v, v64 = values(3, (2, key_heads, n, dv), dtype)
     addends, added, allowed = addends_of(kinds, 4, 2, heads, key_heads, shape)
@@ -211,6 +220,8 @@ for _name, _dtype in DTYPES.items():
     CASES[f"attend_wide_bias-{_name}"] = partial(
         attend, _dtype, ("wide_bias",), (8, 40), 10, heads=3, key_heads=3
     )
+    # More than 8 entries, so that the one behind them is outside of the array, as is the one before.
+    CASES[f"attend_late-{_name}"] = partial(attend, _dtype, ("causal",), rows=5, late=True)
     CASES[f"attend_64-{_name}"] = partial(attend, _dtype, (), (64, 64), 64, rows=2)
     CASES[f"bad_tables-{_name}"] = partial(bad_tables, _dtype)
     CASES[f"marks-{_name}"] = partial(marks, _dtype)
@@ -223,6 +234,14 @@ for _name, _dtype in DTYPES.items():
             CASES[f"flash{_what}-{_name}"] = partial(
                 attend, _dtype, _kinds, (16, 32), 24, 32, 4, 2, _terms == 0, flash=_tile
             )
+        CASES[f"flash_late-{_name}"] = partial(
+            attend, _dtype, ("wide_bias", "causal"), (16, 16), 24, rows=5,
+            flash=kernel_blocks.FlashTile(32, 16, 16, 1, 3, 1, 1, 0), late=True,
+        )  # fmt: skip
+        CASES[f"flash_two_simdgroups-{_name}"] = partial(
+            attend, _dtype, ("padding",), (32, 32), 24, 32, rows=1,
+            flash=kernel_blocks.FlashTile(32, 32, 16, 2, 2, 1, 0, 1),
+        )  # fmt: skip
         CASES[f"flash_not_finite-{_name}"] = partial(
             not_finite, _dtype, kernel_blocks.FlashTile(32, 16, 16, 1, 2, 0, 0, 0)
         )

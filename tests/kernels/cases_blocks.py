@@ -178,7 +178,8 @@ def out_of_range(dtype: mx.Dtype) -> None:
     for wrong in bad:
         group = [[0, wrong, -1, -1, -1, -1, -1, -1], [2, -1, -1, -1, -1, -1, -1, -1]]
         other = [[0, 1, -1, -1, -1, -1, -1, -1], [wrong, -1, -1, -1, -1, -1, -1, -1]]
-        lines = kernel_blocks.Lines(integers([0, 1]), integers(group), integers(other), 2, 3, 16, 16, 32, 48)
+        ptr = integers([0, min(wrong, 2)])  # the second group's line
+        lines = kernel_blocks.Lines(ptr, integers(group), integers(other), 2, 3, 16, 16, 32, 48)
         y = kernel_blocks.block_gemm(kernel_blocks.SDD, a, b, lines, False, False, 1, tile, 16)
         close(y[:, :1], (a64[0, 0, :16] @ b64[0, 0, :, :16])[None, None], dtype, "sdd")
 

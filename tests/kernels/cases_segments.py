@@ -12,7 +12,7 @@ from mlxsparse.backend.kernel_segments import Positions
 from mlxsparse.engine.segments import Segments, Side
 from mlxsparse.testing import oracle
 
-from .common import DTYPES, Case, close, equal, integers, repeats, rng, sized, values
+from .common import DTYPES, Case, as_float, close, equal, integers, repeats, rng, sized, values
 
 NAN = float("nan")
 
@@ -35,6 +35,7 @@ LENGTHS = {
     "small": ([3, 1, 0, 7, 5, 2, 9, 1], [3, 1, 0, 7, 5, 2, 9, 1]),
     "long": ([70, 2, 90], [70, 2, 90]),
     "cross": ([20, 0, 4, 33], [5, 9, 0, 70]),
+    "exact": ([9, 7], [30, 34]),  # a simdgroup is full, a step too: one more is outside
 }
 
 
@@ -111,7 +112,8 @@ def not_finite(dtype: mx.Dtype) -> None:
     for which in range(2):
         kv = [values(4 + i, (n, 1, 8), dtype) for i in range(2)]
         hole = np.zeros((n, 1, 8), bool)
-        hole[whole.order[5], 0, 3] = True
+        # The last row of its segment, the next one its neighbour in a tile; two copies of 16 bytes.
+        hole[whole.order[6], 0, 3 : 4 + which] = True
         kv[which] = (
             mx.where(mx.array(hole), mx.array((NAN, float("inf"))[which], dtype), kv[which][0]),
             kv[which][1],
@@ -124,19 +126,44 @@ def not_finite(dtype: mx.Dtype) -> None:
         assert not np.isfinite(got[~clean]).all(axis=2).any(), "the segment itself"
 
 
+def loud(dtype: mx.Dtype) -> None:
+    """Queries whose scores are far above those of others in their tile: each has a maximum of its own."""
+    whole, n, _ = side(1, [32], 0)
+    q, k, v = (values(3 + i, (n, 1, 8), dtype)[0] for i in range(3))
+    far = np.ones((n, 1, 1), np.float32)
+    far[whole.order[8:16]] = 100
+    q = (q.astype(mx.float32) * mx.array(far)).astype(dtype)
+    tile = kernel_segments.segment_tile(8, dtype)
+    assert tile is not None
+    y, _ = kernel_segments.segment_attend(q, k, v, 1.0, positions(Segments(whole, whole), tile.bm), tile)
+    wide = (as_float(a) for a in (q, k, v))
+    close(y, oracle.grouped_attention(*wide, np.ones((n, n), bool), 1.0)[0], dtype)
+
+
 def bad_tables(dtype: mx.Dtype) -> None:
     """Lists that name rows, keys and queries which do not exist: those count as none."""
     q, q64 = values(1, (8, 1, 8), dtype)
     tile = kernel_segments.segment_tile(8, dtype)
     assert tile is not None
     rows = np.arange(8)
+    (ct, ct64), every = values(2, (8, 1, 8), dtype), np.ones((8, 8), bool)
+    (y64,) = oracle.grouped_attention(q64, q64, q64, every, 1.0)
+    wanted = oracle.grouped_attention(q64, q64, q64, every, 1.0, ct64)
+    delta = mx.array((y64 * ct64).sum(axis=2).astype(np.float32))
+    grad_tile = kernel_segments.segment_tile(8, dtype, grad=True)
+    assert grad_tile is not None
     for wrong in (2**31 - 1, -(2**31), -1, 8):
         listed = integers([*rows, wrong, wrong])
         # The last query's keys do not exist, nor does its row.
         span = integers([[0, 8]] * 9 + [[min(wrong, 0), wrong]])
-        tiles = integers([[0, 9, 0, 8], [wrong, 3, wrong, 5], [0, -5, 3, wrong], [9, 1, 7, 2]])
-        y, _ = kernel_segments.segment_attend(q, q, q, 1.0, Positions(listed, listed, span, tiles), tile)
-        close(y, oracle.grouped_attention(q64, q64, q64, np.ones((8, 8), bool), 1.0)[0], dtype)
+        bad = [[wrong, 3, wrong, 5], [0, -5, 3, wrong], [9, 1, 7, 2], [8, 1, wrong, 5]]
+        tiles = integers([[0, 9, 0, 8], *bad])
+        at = Positions(listed, listed, span, tiles)
+        y, lse = kernel_segments.segment_attend(q, q, q, 1.0, at, tile)
+        close(y, y64, dtype)
+        for mode, (c, d) in enumerate(((ct, q), (q, ct), (q, ct))):
+            got = kernel_segments.segment_attend_grad(mode, q, q, c, d, lse, delta, 1.0, at, grad_tile)
+            close(got, wanted[mode], dtype, ("dq", "dk", "dv")[mode])
 
 
 def nothing(dtype: mx.Dtype) -> None:
@@ -173,6 +200,7 @@ for _name, _dtype in DTYPES.items():
     if _name != "f32":
         CASES[f"attend_128-{_name}"] = partial(attend, _dtype, "small", 128, heads=1, key_heads=1)
     CASES[f"not_finite-{_name}"] = partial(not_finite, _dtype)
+    CASES[f"loud-{_name}"] = partial(loud, _dtype)
     CASES[f"bad_tables-{_name}"] = partial(bad_tables, _dtype)
     CASES[f"dots-{_name}"] = partial(dots, _dtype)
     CASES[f"nothing-{_name}"] = partial(nothing, _dtype)

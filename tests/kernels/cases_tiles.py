@@ -28,6 +28,7 @@ def check(
     plain: bool = False,
     again: bool = False,
     tile: Tile | None = None,
+    grad_tile: Tile | None = None,
 ) -> None:
     """Forward and both gradients, on x and ct with rows of NaN at the end, in the order that tiles use."""
     coords = sites(ci, n, sized(6, 16))
@@ -56,6 +57,8 @@ def check(
 
     if tile is not None:
         chosen.update({(False, co): tile, (False, ci): tile})
+    if grad_tile is not None:
+        chosen[True, max(ci, co)] = grad_tile
     try:
         y, dx, dw = results()
         close(y[: len(out)], wanted, dtype, "y")
@@ -111,8 +114,17 @@ def empty(dtype: mx.Dtype) -> None:
         equal(tiles.weight_grad(ct, x, made).astype(mx.float32), np.zeros((5, 27, 4)))
 
 
-def out_of_range(dtype: mx.Dtype) -> None:
+def out_of_range(dtype: mx.Dtype, tile: Tile | None = None) -> None:
     """A table that names rows which do not exist reads nothing outside x: such pairs are none."""
+    if tile is not None:
+        chosen[False, 5] = tile
+    try:
+        _out_of_range(dtype)
+    finally:
+        chosen.clear()
+
+
+def _out_of_range(dtype: mx.Dtype) -> None:
     x, x64 = values(1, (20, 8), dtype)
     w, w64 = values(2, (5, 2, 8), dtype)
     first = np.array([0, 19, 20, 2**31 - 1, -2, -(2**31), 5])
@@ -127,13 +139,16 @@ def out_of_range(dtype: mx.Dtype) -> None:
     close(tiles.forward(x, w, made), wanted, dtype)
     close(tiles.weight_grad(ct, x, made), dw, dtype)
     # The kernels look again, whatever an ordered map holds.
-    wild = made._replace(nbr=mx.where(made.nbr < 0, mx.array(2**30, mx.int32), made.nbr))
-    close(tiles.forward(x, w, wild), wanted, dtype)
-    close(tiles.weight_grad(ct, x, wild), dw, dtype)
-    lost = made._replace(rows=mx.where(made.rows == 0, mx.array(2**30, mx.int32), made.rows))
-    close(tiles.forward(x, w, lost)[1:], wanted[1:], dtype)
-    dw[:, 0] -= np.outer(ct64[0], x64[0])
-    close(tiles.weight_grad(ct, x, lost), dw, dtype)
+    less = dw.copy()
+    less[:, 0] -= np.outer(ct64[0], x64[0])
+    for plain in (False, True):
+        for no_input, no_output in ((20, 7), (2**30, 2**30)):
+            wild = made._replace(nbr=mx.where(made.nbr < 0, mx.array(no_input, mx.int32), made.nbr))
+            close(tiles.forward(x, w, wild, plain=plain), wanted, dtype)
+            close(tiles.weight_grad(ct, x, wild, plain=plain), dw, dtype)
+            lost = made._replace(rows=mx.where(made.rows == 0, mx.array(no_output, mx.int32), made.rows))
+            close(tiles.forward(x, w, lost, plain=plain)[1:], wanted[1:], dtype)
+            close(tiles.weight_grad(ct, x, lost, plain=plain), less, dtype)
 
 
 def sort_keys() -> None:
@@ -171,22 +186,36 @@ SHAPES = {
     "strided": {"ci": 24, "co": 72, "stride": 2, "bias": False, "n": sized(150, 5000)},
     "unaligned": {"ci": 8, "co": 12, "plain": True, "n": sized(90, 2000)},
     "one_tap": {"ci": 8, "co": 8, "kernel": (1, 1, 1), "n": sized(60, 2000)},
-    "125_taps": {"ci": 4, "co": 4, "kernel": (5, 5, 5), "n": sized(40, 800)},
+    "125_taps": {"ci": 4, "co": 4, "kernel": (5, 5, 5), "n": sized(100, 800)},
+    "8_to_69_channels": {"ci": 8, "co": 69, "kernel": (1, 3, 1), "n": sized(60, 3000)},
+    "odd_past_the_buffers": {"ci": 16, "co": 73, "kernel": (1, 1, 3), "n": sized(60, 5000)},
     "96_to_128_channels": {"ci": 96, "co": 128, "kernel": (1, 3, 1), "n": sized(40, 5000)},
     "results_past_the_buffers": {"ci": 16, "co": 72, "kernel": (1, 1, 3), "n": sized(60, 5000)},
     "three_stages": {"ci": 32, "co": 32, "kernel": (3, 1, 1), "n": sized(60, 5000)},
+    "uneven_gradient": {"ci": 16, "co": 40, "kernel": (1, 3, 1), "n": sized(60, 5000)},
 }
 TILES = {  # that the tables of tiles do not have for every backend
     "three_stages": {2: Tile(64, 32, 32, 2, 2, 3), 4: Tile(64, 32, 16, 2, 2, 3)},
     "results_past_the_buffers": {2: Tile(128, 128, 16, 2, 2, 2), 4: Tile(128, 64, 16, 2, 2, 2)},
 }
+TILES["odd_past_the_buffers"] = TILES["results_past_the_buffers"]
+GRAD_TILES = {  # whose threads copy other places of x than of ct
+    "uneven_gradient": {2: Tile(64, 32, 64, 2, 2, 2), 4: Tile(32, 16, 64, 2, 1, 2)},
+}
+# What differs there does not depend on the dtype.
+FLOAT32 = ("one_site", "125_taps", "one_tap", "8_to_69_channels", "odd_past_the_buffers")
 
 CASES: dict[str, Case] = {"sort_keys": sort_keys, "wild_order": wild_order}
 for _name, _dtype in DTYPES.items():
     for _shape, _options in SHAPES.items():
-        if _name != "f32" and not LARGE and _shape in ("one_site", "125_taps", "one_tap"):
-            continue  # what differs there does not depend on the dtype
+        if _name != "f32" and not LARGE and _shape in FLOAT32:
+            continue
         more = {"tile": TILES[_shape][_dtype.size]} if _shape in TILES else {}
+        if _shape in GRAD_TILES:
+            more["grad_tile"] = GRAD_TILES[_shape][_dtype.size]
         CASES[f"{_shape}-{_name}"] = partial(check, _dtype, **_options, **more)
     CASES[f"empty-{_name}"] = partial(empty, _dtype)
     CASES[f"out_of_range-{_name}"] = partial(out_of_range, _dtype)
+CASES["out_of_range_past_the_buffers-f32"] = partial(
+    out_of_range, mx.float32, TILES["results_past_the_buffers"][4]
+)

@@ -2,7 +2,8 @@
 
 A mutant lacks one barrier, has one comparison off by one or turned, or one address space dropped or swapped.
 It is noticed when its text is refused or one of the cases that run its kernel fails in any mode. Some mutants
-mean the same as the kernel: EQUIVALENT says why. Other survivors are listed: they lack a case.
+mean the same as the kernel: EQUIVALENT says why. Other survivors are listed: they lack a case. Text that only
+CUDA reads has no mutants.
 """
 
 from __future__ import annotations
@@ -21,60 +22,16 @@ from mlxsparse.backend import library
 from . import toolchain
 from .__main__ import all_cases, run_cases
 from .check import text_checking_factory
-from .executor import Mode, metal_kernel_factory
+from .equivalent import EQUIVALENT
+from .executor import KernelError, Mode, metal_kernel_factory
 from .lint import without_comments
 
 # Each in a process of its own: a mutant may write anywhere, or never end.
 MODES = [*(Mode(seed=s, sanitizer="address") for s in (0, 1, 2)), Mode(seed=3, sanitizer="thread")]
 _TURNED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
-_HEADERS = ("attend.h", "coord_hash.h", "norm.h", "rows.h", "stage.h", "tile.h")
-# (file, broken line) of mutants that mean the same as the kernel, and why.
-EQUIVALENT = {
-    ("block_softmax.metal", "for (int pass = 0; pass <= 2; pass++) {"): "the last pass again",
-    ("block_softmax_grad.metal", "for (int pass = 0; pass <= 2; pass++) {"): "the last pass again",
-    (
-        "conv.metal",
-        "if (tid <= BM && row0 + tid < rows_out) "
-        "j = nbr[size_t(t) * size_t(rows_out) + size_t(row0 + tid)];",
-    ): "only the flag of the third simdgroup changes, which nobody reads",
-    ("conv.metal", "if (thread_index_in_simdgroup == 1u) live[flag + sg] = any ? 1 : 0;"): (
-        "another lane writes the same value"
-    ),
-    (
-        "conv.metal",
-        "if (live[flag] + live[flag + 1] >= 0) { "
-        "// the same for the whole threadgroup: only simdgroups 0 and 1 have rows",
-    ): "the test only skips work",
-    ("conv.metal", "for (int c0 = 0; c0 <= red; c0 += BK) {"): "one more chunk of zeros",
-    ("conv_weight_grad.metal", "for (int first = run * dims[6]; first <= last; first += BK) {"): (
-        "one more chunk of zeros"
-    ),
-    (
-        "conv_weight_grad.metal",
-        "if (simd_any(j >= 0 && j <= rows_in)) { // every simdgroup looks at the same 32 rows",
-    ): "the test only skips work",
-    (
-        "coord_hash_insert.metal",
-        "if (entry >= mine) atomic_fetch_min_explicit(&slots[slot], mine, memory_order_relaxed);",
-    ): "the lower of two equal entries is either",
-    ("norm_apply.metal", "for (int r = first + row; r <= last; r += U * R) {"): "one more pass over no row",
-    ("norm_apply.metal", "z.set(i, relu && value <= 0.0f ? 0.0f : value);"): "0 either way",
-    ("norm_grad.metal", "for (int r = first + row; r <= last; r += U * R) {"): "one more pass over no row",
-    ("norm_moments.metal", "if (row <= R) {"): "rows of no part, which count nothing",
-    ("norm_moments.metal", "mean = last >= first ? mean / float(last - first) : 0.0f;"): "not read",
-    (
-        "norm_moments.metal",
-        "int n = row <= R ? max(last - first - row + R - 1, 0) / R : 0; // rows of this thread",
-    ): "threads whose sums are dropped",
-    ("norm_sums.metal", "if (row <= R) {"): "what nobody adds",
-    ("norm_sums.metal", "for (int r = first + row; r <= last; r += U * R) {"): "one more pass over no row",
-    ("stage.h", "if (wide && n > VEC) {"): "whole vectors are copied by elements, the same values",
-    (
-        "tap_tiles.metal",
-        "if (thread_index_in_simdgroup == 1u) "
-        "masks[size_t(place / 32u) * size_t((dims[2] + 31) / 32) + size_t(word)] = taps;",
-    ): "another lane writes the same value",
-}
+_HEADERS = ("attend.h", "coord_hash.h", "norm.h", "rows.h", "segment.h", "stage.h", "tile.h")
+_HALF = ("attend.h", "block_flash.metal", "block_tiles.metal")  # also run with float16
+UNCHANGED = metal_kernel_factory()  # of kernels beside the broken one
 
 
 class Mutant(NamedTuple):
@@ -84,9 +41,38 @@ class Mutant(NamedTuple):
     text: str
 
     @property
+    def modes(self) -> list[Mode]:
+        """The mode that notices most of its kind first."""
+        return MODES[::-1] if self.what == "barrier removed" else MODES
+
+    @property
+    def of_spaces(self) -> bool:
+        """Whether it breaks an address space: the only ones that the check of texts can refuse."""
+        return self.what.startswith(("device ", "threadgroup "))
+
+    @property
     def reason(self) -> str | None:
         """Why it means the same as the kernel, where it does."""
-        return EQUIVALENT.get((self.file, self.text.splitlines()[self.line - 1].strip()))
+        line, before = (
+            " ".join(map(str.strip, t.splitlines()[self.line - 1 : self.line + 2]))
+            for t in (self.text, library.text(self.file))
+        )
+        known = EQUIVALENT.get(self.file, {})
+        return next((why for part, why in known.items() if part in line and part not in before), None)
+
+
+def _without_cuda(code: str) -> str:
+    """`code`, blank where the prelude of CUDA defines STAGE_CUDA."""
+
+    def blank(m: re.Match[str]) -> str:
+        return re.sub(r"[^\n]", " ", m.group())
+
+    code = re.sub(r"(?ms)^#ifdef STAGE_CUDA$.*?^#(?:else|endif)$", blank, code)
+    return re.sub(
+        r"(?ms)(?<=^#ifndef STAGE_CUDA\n)((?:(?!^#).)*)(^#else$.*?^#endif$)",
+        lambda m: m.group(1) + re.sub(r"[^\n]", " ", m.group(2)),
+        code,
+    )
 
 
 def mutants(file: str) -> Iterator[Mutant]:
@@ -96,8 +82,9 @@ def mutants(file: str) -> Iterator[Mutant]:
     def changed(start: int, end: int, by: str, what: str) -> Mutant:
         return Mutant(file, code.count("\n", 0, start) + 1, what, original[:start] + by + original[end:])
 
+    code = _without_cuda(code)
     for m in re.finditer(r"threadgroup_barrier\([^;]*;", code):
-        yield changed(*m.span(), ";", "barrier removed")
+        yield changed(*m.span(), "/* no barrier */;", "barrier removed")
     for m in re.finditer(r"(?<= )(<=|>=|<|>)(?= )", code):
         yield changed(*m.span(), _TURNED[m.group()], f"{m.group()} became {_TURNED[m.group()]}")
     for m in re.finditer(r"\bdevice (?=[\w<>]+\*)|\bthreadgroup (?=[\w<>]+\*)", code):
@@ -116,12 +103,11 @@ def mutants(file: str) -> Iterator[Mutant]:
 def users(cases: dict[str, Callable[[], None]]) -> dict[str, dict[str, Callable[[], None]]]:
     """Text file -> the cases that run a kernel made from it."""
     found: dict[str, dict[str, Callable[[], None]]] = {}
-    make = metal_kernel_factory()
     for name, case in cases.items():
         seen: set[str] = set()
 
         def watching(kernel: str, *rest: Any, seen: set[str] = seen) -> Any:
-            run = make(kernel, *rest)
+            run = UNCHANGED(kernel, *rest)
 
             def call(**given: Any) -> Any:
                 seen.add(library.plain_name(kernel))
@@ -136,20 +122,49 @@ def users(cases: dict[str, Callable[[], None]]) -> dict[str, dict[str, Callable[
     return found
 
 
-def noticed(mutant: Mutant, cases: dict[str, Callable[[], None]]) -> str | None:
-    """How the checks notice a mutant: "text", a mode, or None."""
+def _refusing(report: dict[str, list[str]], run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run` (a kernel factory) whose kernels are not run once a text was refused."""
+
+    def factory(*of: Any) -> Any:
+        runner = run(*of)
+
+        def call(**given: Any) -> Any:
+            if any(report.values()):
+                raise KernelError("the text is refused")
+            return runner(**given)
+
+        return call
+
+    return factory
+
+
+def _affected(kernel: str, file: str) -> bool:
+    return file == f"{kernel}.metal" or file in library.KERNELS[kernel].headers
+
+
+def noticed(mutant: Mutant, cases: dict[str, Callable[[], None]], modes: list[Mode]) -> str | None:
+    """How the checks notice a mutant: "text", a mode, or None. The case that did moves to the front."""
     original = library.text
     library.text = lambda file: mutant.text if file == mutant.file else original(file)  # type: ignore[assignment]
     try:
-        for mode in MODES:
+        for mode in modes:
             report: dict[str, list[str]] = {}
-            make = metal_kernel_factory(mode)
+            of_broken = metal_kernel_factory(mode)
+            if mutant.of_spaces:
+                of_broken = text_checking_factory(report, _refusing(report, of_broken))
+
+            def make(kernel: str, *rest: Any, of_broken: Any = of_broken) -> Any:
+                broken = _affected(library.plain_name(kernel), mutant.file)
+                return (of_broken if broken else UNCHANGED)(kernel, *rest)
+
             for name, case in cases.items():  # one after another: the first failure is enough
-                failed = run_cases(text_checking_factory(report, make), {name: case})
-                if any(report.values()):
-                    return "text"
-                if failed:
-                    return f"{mode.sanitizer} sanitizer, seed {mode.seed}"
+                failed = run_cases(make, {name: case})
+                if not failed:
+                    continue
+                rest = {n: c for n, c in cases.items() if n != name}
+                cases.clear()
+                cases.update({name: case, **rest})
+                return "text" if any(report.values()) else f"{mode.sanitizer} sanitizer, seed {mode.seed}"
         return None
     finally:
         library.text = original
@@ -157,28 +172,43 @@ def noticed(mutant: Mutant, cases: dict[str, Callable[[], None]]) -> str | None:
         library._plan.cache_clear()
 
 
+def _ranges(text: str) -> set[int]:
+    """The numbers of "3,7-9"."""
+    ends = [part.partition("-") for part in text.split(",")]
+    return {n for first, _, last in ends for n in range(int(first), int(last or first) + 1)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.metalcheck.mutate", description=__doc__)
     parser.add_argument("files", nargs="*", help="files of kernels/; default all kernels and headers")
-    wanted = parser.parse_args().files
+    parser.add_argument("--lines", type=_ranges, help="only mutants of these lines, as 29,30 or 40-60")
+    parser.add_argument("-k", metavar="TEXT", default="", help="only cases whose name contains TEXT")
+    parser.add_argument("--quick", action="store_true", help="only the mode that notices most")
+    options = parser.parse_args()
+    wanted = options.files or [*(f"{name}.metal" for name in library.KERNELS), *_HEADERS]
     lacking = toolchain.missing()
     if lacking:
         print(f"mutate: {lacking}", file=sys.stderr)
         return 2
     mx.set_default_device(mx.cpu)
-    # One dtype tells as much as three about barriers and bounds.
-    by_file = users({n: c for n, c in all_cases().items() if not n.endswith(("-f16", "-bf16"))})
+    # One dtype tells as much as three about barriers and bounds, where 16 bits have no text of their own.
+    left_out = ("-bf16",) if set(wanted) & set(_HALF) else ("-f16", "-bf16")
+    by_file = users({n: c for n, c in all_cases().items() if options.k in n and not n.endswith(left_out)})
     total, same, survivors, start = 0, 0, [], time.time()
-    for file in wanted or [*(f"{name}.metal" for name in library.KERNELS), *_HEADERS]:
+    for file in wanted:
+        cases = {n: c for n, c in by_file[file].items() if file in _HALF or not n.endswith("-f16")}
         caught: dict[str, int] = {}
         for mutant in mutants(file):
+            if options.lines and mutant.line not in options.lines:
+                continue
             if mutant.reason is not None:
                 same += 1
                 continue
             total += 1
-            how = noticed(mutant, by_file[file])
+            how = noticed(mutant, cases, mutant.modes[:1] if options.quick else mutant.modes)
             if how is None:
                 survivors.append(f"{mutant.file}:{mutant.line}: {mutant.what}")
+                print(f"  {survivors[-1]} ({time.time() - start:.0f} s)", flush=True)
             else:
                 caught[how] = caught.get(how, 0) + 1
         print(f"{file}: {caught or 'no mutants'}", flush=True)

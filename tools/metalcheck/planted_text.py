@@ -36,6 +36,10 @@ WRONG: dict[str, tuple[str, str]] = {
         "template <typename T> struct S { threadgroup T* to; void f() { *(device int*)to = 1; } };",
         "threadgroup float t[4]; S<float> s; s.to = t; s.f(); out[0] = 1.0f;",
     ),
+    "cast of an expression to another AS": (
+        "template <typename T> void f(threadgroup T* to) { *(device int*)(to + 1) = 1; }",
+        "threadgroup float t[4]; f(t); out[0] = 1.0f;",
+    ),
     "local ptr without AS = device": (
         "",
         "const float* p = inp; out[0] = p[0];",

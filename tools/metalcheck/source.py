@@ -45,10 +45,11 @@ extern "C" void msl_entry(void** b, const _context* c) { CALL; }
 _THREADGROUP = re.compile(
     r"^([ \t]*)threadgroup[ \t]+([A-Za-z_][\w:<>, \t]*?)[ \t]+(\w+)[ \t]*((?:\[[^;\n]*\])*)[ \t]*;", re.M
 )
-# (kind*)name, or of an element, a member, or the address of one; the operand ends where these do.
+# (kind*)name, or of an element, a member, the address of one, or an expression in parentheses; the operand
+# ends where these do.
 _CAST = re.compile(
     r"(?<![\w)\]])\(\s*((?:const\s+)?(?:(?:device|threadgroup|thread|constant)\s+)?[A-Za-z_]\w*\s*\*)\s*\)\s*"
-    r"(&?[A-Za-z_]\w*(?:\[[^\[\]]*\]|\.\w+)*)"
+    r"(&?[A-Za-z_]\w*(?:\[[^\[\]]*\]|\.\w+)*|\((?:[^()]|\([^()]*\))*\))"
 )
 _export_lock = threading.Lock()
 

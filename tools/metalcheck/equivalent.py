@@ -1,0 +1,129 @@
+"""Mutants (mutate.py) that mean the same as the kernel, and why.
+
+File of kernels/ -> part of the broken line and the two after it, that is not in the whole text's -> reason.
+"""
+
+from __future__ import annotations
+
+_SKIPS = "the test only skips work"
+_ZEROS = "one more chunk of zeros"
+_AGAIN = "the last pass again"
+_NO_ROW = "one more pass over no row"
+_TWICE = "another lane writes the same value"
+_NO_QUERY = "a simdgroup without queries: it writes nothing"
+_MASKS = "masks where nothing is to mask"
+_NO_ROOM = "nothing is left from there on"
+_STRONGER = "the test before is stronger"
+_ASSERTED = "an assertion about shapes"
+_CACHE = "what CUDA keeps in its cache"
+_OTHER_ZERO = "the other factor is 0"
+_CUDA = "the other case is CUDA's, where ps is not used"
+_NOT_READ = "only says where nothing is read"
+_COLUMNS = "columns past the last one are not written"
+
+EQUIVALENT: dict[str, dict[str, str]] = {
+    "block_attend.metal": {
+        "e <= BM * DIM": "zeros, or a row, where keys will be",
+        "n >= 0 ? size_t(": _NOT_READ,
+        "int at = s <= 0": "the first entry either way",
+        "no barrier */; tile_apply": "CUDA's copies land there; others have passed the barrier before",
+        "e <= BN * DIM / VEC; e += NT) { int r = e / (DIM / VEC), c = e % (DIM / VEC) * VEC; "
+        "int n = r < keys": "zeros where scores will be",
+        "mp[r <= keys": _STRONGER,
+        "PSIZE >= VEC": _CUDA,
+        "j <= sums.COLS": _COLUMNS,
+    },
+    "block_flash.metal": {
+        "i <= BM / PASS": "overwritten with keys or scores",
+        "count >= 0 ? size_t(": _NOT_READ,
+        "PSIZE >= VEC": _CUDA,
+        "i <= BN / PASS; i++) { bool there = ar + i * PASS < count && ac < channels; stage_zero16": (
+            "zeros where the same thread's values will be"
+        ),
+        "keys <= BN": _MASKS,
+        "c <= BN ? -INFINITY": _MASKS,
+        "keep = r <= keys": "a row of zeros",
+        "(r <= keys ? r": _STRONGER,
+        "(c <= keys ? c": _STRONGER,
+        "c <= VEC; c++) vs": "more of a masked row, or what is behind it",
+        "j <= sums.COLS; j++) { int c": _COLUMNS,
+    },
+    "block_gemm.metal": {
+        "LDA = tile_ld<T>(ACOLS, TA == 0)": "rows of another length",
+        "line <= 0 ||": "line 0 either way",
+        "q <= 0 ? 0": "0 either way",
+        "MODE == 0 || block_size": "a block's size is a multiple where its rows are",
+        "kleft >= 0 ? blk": _NOT_READ,
+        "n >= 0 ? from": _NOT_READ,
+    },
+    "block_softmax.metal": {"pass <= 2": _AGAIN},
+    "block_softmax_grad.metal": {"pass <= 2": _AGAIN},
+    "conv.metal": {
+        "tid <= BM && row0": "only the flag of the third simdgroup changes, which nobody reads",
+        "if (thread_index_in_simdgroup == 1u) live[flag + sg]": _TWICE,
+        "live[flag + 1] >= 0": _SKIPS,
+        "c0 <= red": _ZEROS,
+    },
+    "conv_weight_grad.metal": {"first <= last": _ZEROS, "j <= rows_in)) {": _SKIPS},
+    "conv_tiles.metal": {
+        "BM * LDO < STAGES": "results are written in the other way",
+        "AN >= 0": _ASSERTED,
+        "BP >= 0": _ASSERTED,
+        "ahead <= 0)": "row numbers that nobody uses",
+        "word + 1 <= words": "a tap is left in these words",
+        "EXACT == 0 && OWN": _SKIPS,
+        "(KEEP & 1) == 0": _CACHE,
+        "(KEEP & 2) == 0": _CACHE,
+    },
+    "conv_tiles_grad.metal": {
+        "base + 32 * BK <= last": _NO_ROOM,
+        "pending >= -STAGES": "CUDA's groups of copies: one more, empty",
+        "AN >= 0": _ASSERTED,
+        "BP >= 0": _ASSERTED,
+        "g <= BK / 32": _ZEROS,
+        "ja[i] <= rows_in": _OTHER_ZERO,
+        "o <= rows_out && j >= 0 && j < rows_in && bc": _OTHER_ZERO,
+        "place <= last ?": "pieces end where runs end",
+        "open >= 0": "a piece has come by the first product",
+        "e <= BM * BN": "another threadgroup writes the same value",
+    },
+    "coord_hash_insert.metal": {"entry >= mine": "the lower of two equal entries is either"},
+    "norm_apply.metal": {"r <= last": _NO_ROW, "value <= 0.0f ? 0.0f": "0 either way"},
+    "norm_grad.metal": {"r <= last": _NO_ROW},
+    "norm_moments.metal": {
+        "if (row <= R)": "rows of no part, which count nothing",
+        "mean = last >= first": "not read",
+        "n = row <= R": "threads whose sums are dropped",
+    },
+    "norm_sums.metal": {"if (row <= R)": "what nobody adds", "r <= last": _NO_ROW},
+    "segment_attend.metal": {
+        "q0 <= q_size": _NO_ROOM,
+        "k0 <= k_size": _NO_ROOM,
+        "live >= 0 ? clamp": _NO_QUERY,
+        "seen_to = sm <= live": _NO_QUERY,
+        "whole_from = sm <= live": _NO_QUERY,
+        "s <= steps; s++": "one more step, in which no query sees a key",
+        "seen_from <= (s + 1)": _SKIPS,
+        "seen_to >= s": _SKIPS,
+        "s + 1 <= steps": _ZEROS,
+        "whole_from >= s": _MASKS,
+        "whole_to <= next": _MASKS,
+        "PSIZE >= VEC": _CUDA,
+        "j <= sums.COLS": _COLUMNS,
+    },
+    "segment_attend_grad.metal": {
+        "a0 <= a_size": _NO_ROOM,
+        "b0 <= b_size": _NO_ROOM,
+        "live >= 0 ? clamp": _NO_QUERY,
+        "seen_to = sm <= live": _NO_QUERY,
+        "whole_from = sm <= live": _NO_QUERY,
+        "seen_from <= at + BN": _SKIPS,
+        "seen_to >= at": _SKIPS,
+        "whole_from >= at": _MASKS,
+        "whole_to <= at + BN": _MASKS,
+        "PSIZE >= VEC": _CUDA,
+        "j <= sums.COLS": _COLUMNS,
+    },
+    "stage.h": {"n > VEC": "whole vectors are copied by elements, the same values"},
+    "tap_tiles.metal": {"if (thread_index_in_simdgroup == 1u) masks": _TWICE},
+}
