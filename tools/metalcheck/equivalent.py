@@ -84,7 +84,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "ja[i] <= rows_in": _OTHER_ZERO,
         "o <= rows_out && j >= 0 && j < rows_in && bc": _OTHER_ZERO,
         "place <= last ?": "pieces end where runs end",
-        "open >= 0": "a piece has come by the first product",
+        "pending >= 0 && open >= 0": "a piece has come by the first product",
         "e <= BM * BN": "another threadgroup writes the same value",
     },
     "coord_hash_insert.metal": {"entry >= mine": "the lower of two equal entries is either"},
