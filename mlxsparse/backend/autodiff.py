@@ -36,7 +36,7 @@ def _refuse(name: str, what: str) -> Callable[..., Any]:
     return raising
 
 
-HAND_OVER = 8  # calls after which the GPU gets what was called: it works while the host goes on
+HAND_OVER = 16  # calls after which the GPU gets what was called: it works while the host goes on
 
 
 class _Seen(threading.local):

@@ -95,7 +95,8 @@ KERNELS: dict[str, Kernel] = {
         {"x": _T, "add": _T, "mean": _T, "var": _T, "weight": _T, "bias": _T}, {"y": _T}, _FIXED, ("T",)
     ),
     "norm_fixed32": Kernel(
-        {"x": _T, "add": _T, "mean": _F, "var": _F, "weight": _F, "bias": _F}, {"y": _T}, _FIXED, ("T",)
+        {"x": _T, "add": _T, "mean": _F, "var": _F, "weight": _F, "bias": _F}, {"y": _T}, _FIXED, ("T",),
+        FLOATS[1:],
     ),
     "norm_grad": Kernel({"x": _T, "ct": _T, "coef": _F, "slopes": _F}, {"dx": _T}, _NORM, ("T",)),
     "norm_moments": Kernel({"x": _T}, {"parts": _F}, _NORM, ("T",)),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import mlxsparse as ms
 from mlxsparse import ops
+from mlxsparse.backend.library import on_cuda
 from mlxsparse.engine import segment_host
 from mlxsparse.errors import DTypeError, MLXSparseError, ShapeError
 from mlxsparse.testing import oracle
@@ -144,6 +145,8 @@ def test_long_segments_and_large_scores(monkeypatch):
     lengths = np.array([3, 40, 1, 17, 18, 2])
     own = np.repeat(np.arange(6), lengths)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
+    # Scores of some hundreds are off by 3 * 2^-20 of that where near fp32 multiplies (docs/kernels.md).
+    tolerance = 2e-4 if mx.default_device().type == mx.DeviceType.gpu and on_cuda() else 3e-5
     for long, heads in ((300, (4, 2)), (1 << 20, (6, 3))):
         monkeypatch.setattr(segment_host, "LONG", long)
         given_arrays = arrays(5, (len(own),) * 2, heads, 8, 8)
@@ -152,7 +155,7 @@ def test_long_segments_and_large_scores(monkeypatch):
             ops.attention._sequences.cache_clear()
             check(
                 lambda *a: ops.varlen_attention(*a, offsets, scale=1.0), given_arrays,
-                own[:, None] == own[None], 3e-5, scale=1.0,
+                own[:, None] == own[None], tolerance, scale=1.0,
             )  # fmt: skip
     ops.attention._sequences.cache_clear()
 
