@@ -9,6 +9,7 @@ import pytest
 import mlxsparse as ms
 from mlxsparse.nn.fixed import by_statistics
 from mlxsparse.testing.adapt import from_numpy, to_numpy
+from tests.nn.test_fold import trained
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -20,17 +21,6 @@ def cloud(channels=6, seed=0):
     rng = np.random.default_rng(0)
     coords = np.unique(rng.integers(-4, 4, (120, 4)) % [2, 9, 9, 9], axis=0)
     return from_numpy(coords, np.random.default_rng(seed).normal(size=(len(coords), channels)))
-
-
-def trained(channels=6, affine=True):
-    norm = nn.BatchNorm(channels, eps=1e-3, affine=affine)
-    rng = np.random.default_rng(1)
-    norm.running_mean = mx.array(rng.normal(size=channels).astype(np.float32))
-    norm.running_var = mx.array(rng.uniform(0.1, 3, channels).astype(np.float32))
-    if affine:
-        norm.weight = mx.array(rng.normal(size=channels).astype(np.float32))
-        norm.bias = mx.array(rng.normal(size=channels).astype(np.float32))
-    return norm.eval()
 
 
 def norm_act(norm, act, x, add=None):
@@ -62,7 +52,7 @@ def test_it_equals_the_layers(dtype, padding, affine, added, act, half):
     x = cloud().astype(dtype)
     x = x.with_capacity(x.num_active + padding) if padding else x
     other = x.replace(cloud(seed=2).astype(dtype).feats) if not padding else x * 0.5
-    norm, shortcut = trained(affine=affine), other if added else None
+    norm, shortcut = trained(6, affine), other if added else None
     if half:
         norm.set_dtype(dtype)
     got, want = norm_act(norm, act, x, shortcut), one_by_one(norm, act, x, shortcut)
@@ -81,8 +71,8 @@ def test_what_padding_holds_does_not_matter():
         padded.key,
         padded.manager,
     )
-    got = to_numpy(norm_act(trained(), nn.ReLU(), poisoned).feats)
-    same(got[:n], one_by_one(trained(), nn.ReLU(), x).feats)
+    got = to_numpy(norm_act(trained(6), nn.ReLU(), poisoned).feats)
+    same(got[:n], one_by_one(trained(6), nn.ReLU(), x).feats)
     assert not got[n:].any()
 
 
@@ -93,13 +83,13 @@ def test_gradients_are_those_of_the_layers():
 
     def loss(run):
         def value(feats, more, weight, bias):
-            norm = trained()
+            norm = trained(6)
             norm.weight, norm.bias = weight, bias
             return (run(norm, nn.ReLU(), x.replace(feats), x.replace(more)).feats * ct).sum()
 
         return value
 
-    norm = trained()
+    norm = trained(6)
     given = x.feats, shortcut.feats, norm.weight, norm.bias
     for a, b in zip(*(mx.grad(loss(run), argnums=(0, 1, 2, 3))(*given) for run in (norm_act, one_by_one))):
         np.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=1e-5, atol=1e-5)
