@@ -6,6 +6,7 @@ Device, MLX, system, the results of the kernel cases and the operator tests on t
 
 from __future__ import annotations
 
+import concurrent.futures
 import importlib.util
 import os
 import pathlib
@@ -20,12 +21,38 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # also where mlxsparse is not installed
-TESTS = [
-    [sys.executable, "tests/gpu/run_kernels.py"],
-    [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "tests/gpu"],
-    [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "-k", "gpu"]
-    + ["tests/ops", "tests/nn", "tests/test_slice.py", "tests/interop/test_golden_network.py"],
-]
+from tests.gpu.run_kernels import PARTS  # noqa: E402
+
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
+
+
+def commands() -> list[list[str]]:
+    """The kernel cases, part by part, and every test file that runs on the GPU; the longest files first."""
+    whole = [*sorted(ROOT.glob("tests/test_static*.py")), *sorted(ROOT.glob("tests/gpu/test_*.py"))]
+    found = [[*PYTEST, str(path.relative_to(ROOT))] for path in whole]
+    found += [[sys.executable, "tests/gpu/run_kernels.py", f"{part}/"] for part in PARTS]
+    for path in sorted(ROOT.glob("tests/**/test_*.py")):
+        if path.parent.name != "gpu" and 'usefixtures("device")' in path.read_text(encoding="utf-8"):
+            found.append([*PYTEST, "-k", "gpu", str(path.relative_to(ROOT))])
+    return found
+
+
+def outcome(command: list[str]) -> tuple[str, bool]:
+    """What one command printed under a line that tells how it ended, and whether it failed."""
+    if "pytest" in command and importlib.util.find_spec("pytest") is None:
+        return f"\n== {command[-1]}: left out, pytest is not installed", True
+    start = time.time()
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])},
+    )
+    status = "passed" if done.returncode == 0 else f"exit status {done.returncode}"
+    told = f"\n== {' '.join(command[1:])}: {status}, {time.time() - start:.0f} s\n{done.stdout}"
+    return told, done.returncode not in (0, 5)  # 5: no test of that file is for a GPU
 
 
 def machine() -> Iterator[str]:
@@ -90,24 +117,10 @@ def main() -> int:
 
         for line in machine():
             write(line)
-        for command in TESTS:
-            if "pytest" in command and importlib.util.find_spec("pytest") is None:
-                write("\n== pytest is not installed: operator tests left out")
-                failed += 1
-                continue
-            start = time.time()
-            done = subprocess.run(
-                command,
-                cwd=ROOT,
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])},
-            )
-            failed += done.returncode != 0
-            name = " ".join(command[1:])
-            write(f"\n== {name}: exit status {done.returncode}, {time.time() - start:.0f} s")
-            write(done.stdout)
+        with concurrent.futures.ThreadPoolExecutor(max(1, min(12, (os.cpu_count() or 2) - 2))) as pool:
+            for told, bad in pool.map(outcome, commands()):
+                write(told)
+                failed += bad
         write("\n== timings")
         try:
             for line in timings():

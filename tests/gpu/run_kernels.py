@@ -17,6 +17,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import mlx.core as mx  # noqa: E402
 
+PARTS = tuple("tiles attend blocks segments conv bits coords fixed sites norm rows".split())
+
 
 def device_name() -> str:
     info = getattr(mx, "device_info", None)  # not in every MLX that we support
@@ -33,8 +35,7 @@ def main() -> int:
     only = sys.argv[1] if len(sys.argv) > 1 else ""
     failed: list[str] = []
     passed = 0
-    parts = "attend bits blocks coords fixed sites conv tiles norm rows segments"
-    for part in parts.split():
+    for part in PARTS:
         module = importlib.import_module(f"tests.kernels.cases_{part}")
         for name, case in module.CASES.items():
             label = f"{part}/{name}"
