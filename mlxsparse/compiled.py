@@ -63,7 +63,7 @@ def compile(
     ``step.check()`` reads the last.
 
     On the CPU device operators need values: the function runs eagerly there, and the trace
-    (``MLXSPARSE_TRACE=1``) says so.
+    (``MLXSPARSE_TRACE=1``) says so. So it does with a tensor of capacity 0.
 
     Args:
         function: a function, or a module, whose parameters are then inputs (and outputs while it trains).
@@ -99,13 +99,11 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if executor() == "host":
-            name = getattr(self.function, "__name__", type(self.function).__name__)
-            trace(f"compile: {name} runs eagerly: coordinates are derived on the host", once=True)
-            result = self.function(*args, **kwargs)
-            _map(result, lambda x: x.check())
-            return result
+            return self._eager(args, kwargs, "coordinates are derived on the host")
         keys: list[CoordinateMapKey] = []
         signature = (str(mx.default_device()), *_signature((args, kwargs), keys))
+        if not all(key.capacity for key in keys):  # MLX compiled divides by the rows on CUDA
+            return self._eager(args, kwargs, "a tensor has no rows")
         if isinstance(self.function, mlx.nn.Module):
             signature += (self.function.training,)
         plan = self._plans.get(signature)
@@ -122,6 +120,13 @@ class Compiled:
         # Inside another transformation a status has no value yet: it is looked at with the next call.
         with contextlib.suppress(TracedOnHostError):
             self._look(earlier if self._late else len(self._pending))
+        return result
+
+    def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        trace(f"compile: {name} runs eagerly: {why}", once=True)
+        result = self.function(*args, **kwargs)
+        _map(result, lambda x: x.check())
         return result
 
     def check(self) -> None:
@@ -162,7 +167,6 @@ class Compiled:
         if isinstance(function, mlx.nn.Module) and inputs is None:
             inputs = function.state
             outputs = function.state if function.training and outputs is None else outputs
-
 
         def body(args: Tree, kwargs: Tree) -> Tree:
             self.compilations += 1

@@ -160,6 +160,13 @@ def test_operators_compiled_are_the_eager_ones(kernels, name):
 
 
 @needs_kernels
+def test_no_rows_run_eagerly(kernels):
+    step = ms.compile(lambda x: ms.nn.SiLU()(ops.conv3d(x, W2, stride=2)) * 2)
+    coords, feats = rows(step(tensor(0)))
+    assert coords.shape == (0, 4) and feats.shape == (0, 6) and step.compilations == 0
+
+
+@needs_kernels
 def test_bounds_of_a_spatial_shape(kernels):
     x = tensor(90, low=0, spatial_shape=(11, 11, 13))
     for operator in ("k2 s2", "k3 s2", "max pool", "generative", "two levels"):

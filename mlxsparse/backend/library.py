@@ -381,18 +381,6 @@ def blocks(n: int, size: int) -> int:
     return -(-n // size)
 
 
-def fused(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """`function` of elementwise operations as one kernel of a GPU device; on the CPU device as it is."""
-    compiled = mx.compile(function, shapeless=True)
-
-    @functools.wraps(function)
-    def run(*arrays: mx.array) -> mx.array:
-        result: mx.array = (function if mx.default_device().type == mx.DeviceType.cpu else compiled)(*arrays)
-        return result
-
-    return run
-
-
 def row_groups(rows: int, channels: int) -> tuple[int, int, int]:
     """Threadgroups of a kernel over (rows, channels): rows.h."""
     return blocks(rows, MAX_THREADS // 32), blocks(channels, 32), 1

@@ -33,7 +33,9 @@ def _on_rows(layer: Any, *, zero: bool = False) -> Any:
         live = live_rows(x)
         if layer is mlx.nn.ReLU and pointwise.direct(live):
             return x.replace(pointwise.activated(live), clean=True)
-        rows: mx.array = layer.__call__(self, live)
+        # Many are compiled by MLX, whose CUDA build divides by the number of rows of what it compiled.
+        rows: mx.array = layer.__call__(self, live if len(live) else mx.zeros((1, x.num_channels), x.dtype))
+        rows = rows if len(live) else rows[:0]
         return x.replace(rows.astype(x.dtype), clean=zero)
 
     text = f"mlx.nn.{layer.__name__} on the features of a sparse tensor; same arguments."

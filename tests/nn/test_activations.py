@@ -83,6 +83,16 @@ def test_nan_padding_reaches_no_gradient(name):
         assert not to_numpy(gradient)[x.num_active :].any()
 
 
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_no_rows_are_no_rows(name):
+    x = from_numpy(np.zeros((0, 4)), np.zeros((0, 6)), mx.float16)
+    layer = getattr(ms.nn, name)(**ACTIVATIONS[name])
+    y = layer(x)
+    assert np.array(y.feats).shape == (0, 3 if name == "GLU" else 6) and y.dtype == mx.float16
+    gradient = mx.grad(lambda f: layer(x.replace(f)).feats.sum())(x.feats)
+    assert np.array(gradient).shape == (0, 6)
+
+
 def test_the_slope_of_prelu_is_learned():
     layer = ms.nn.PReLU(2)
     x = from_numpy([[0, 0, 0, 0], [0, 0, 0, 1]], [[-1.0, 2.0], [-3.0, -5.0]])
