@@ -192,20 +192,6 @@ def test_other_transformations_are_refused(x, name):
             mx.grad(lambda w: mx.grad(lambda f: value(f, w))(x.feats).sum())(w)
 
 
-def test_only_the_wanted_gradient_is_computed(x, monkeypatch):
-    from mlxsparse.engine import gather_gemm
-
-    calls = []
-    gradient = gather_gemm._weight_gradient
-    monkeypatch.setattr(gather_gemm, "_weight_gradient", lambda *a: calls.append("w") or gradient(*a))
-    w = weight(2, 3, 4)
-    with mx.stream(mx.cpu):
-        mx.grad(lambda f: ms.ops.subm_conv3d(x.replace(f), w).feats.sum())(x.feats)
-        assert calls == []
-        mx.grad(lambda w: ms.ops.subm_conv3d(x, w).feats.sum())(w)
-        assert calls == ["w"]
-
-
 def test_what_follows_from_traced_arguments_stays_lazy():
     from mlxsparse.backend.library import begin
 

@@ -15,7 +15,7 @@ from mlx.nn import Identity, Module
 from ..backend import executor
 from ..backend.kernel_norm import Running
 from ..engine import norm, norm_kernel, pointwise
-from ..errors import ShapeError
+from ..errors import MLXSparseError, ShapeError
 from ..ops.check import check_tensor
 from ..tensor import SparseTensor, require_same_key
 from .activations import ReLU, live_rows
@@ -49,6 +49,8 @@ def norm_act(
         alike = add is None or (add.feats.shape == x.feats.shape and add.dtype == x.dtype)
         if type(norm) is BatchNorm and alike and executor() == "kernel":
             return norm._apply(x, relu=True, add=add)
+    if not callable(act):
+        raise MLXSparseError(f"norm_act: act must be a layer such as ReLU(), got {act!r}")
     y = norm(x)
     return act(y if add is None else y + add)
 

@@ -313,6 +313,12 @@ def test_norm_act_of_half_types_and_poisoned_padding(dtype, training):
         assert np.isfinite(gradient).all() and not gradient[n:].any()
 
 
+def test_norm_act_wants_a_layer():
+    x = from_numpy(np.zeros((1, 4)), np.ones((1, 3)))
+    with pytest.raises(ms.errors.MLXSparseError, match="act must be a layer"):
+        ms.nn.norm_act(ms.nn.BatchNorm(3), "relu", x)
+
+
 def test_norm_act_without_sites_and_of_other_layers():
     norm, act, plain = followed(True)
     empty = from_numpy(np.zeros((0, 4)), np.zeros((0, C)), batch_size=2)
