@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import os
 import subprocess
@@ -61,9 +62,25 @@ class Mode:
     os_threads: int = 1
 
 
+def _address(v: np.ndarray) -> int:
+    return int(v.__array_interface__["data"][0])
+
+
+@functools.cache
+def _start() -> int:
+    """Where buffers of MLX's CPU device start, as a remainder of 16; a GPU's start at 0."""
+    return _address(view(mx.zeros((64,)))) % 16
+
+
 def to_numpy(a: mx.array) -> np.ndarray:
-    """Values of `a`, C-contiguous; bfloat16 as its bits in uint16."""
-    return np.array(view(a.view(mx.uint16) if a.dtype == mx.bfloat16 else a), order="C")
+    """Values of `a`, C-contiguous and aligned as `a` is in its buffer; bfloat16 as its bits in uint16."""
+    bits = view(a.view(mx.uint16) if a.dtype == mx.bfloat16 else a)
+    memory = np.empty(bits.nbytes + 16, np.uint8)
+    first = _address(bits) - _start() if bits.flags.c_contiguous else 0  # MLX copies others
+    skipped = (first - _address(memory)) % 16
+    placed = memory[skipped : skipped + bits.nbytes].view(bits.dtype).reshape(bits.shape)
+    placed[...] = bits
+    return placed
 
 
 def to_mlx(v: np.ndarray, dtype: mx.Dtype) -> mx.array:
@@ -189,7 +206,7 @@ def _run_process(
             head = [len(buffers), len(inputs), *grid, *threadgroup, seed, MAX_GROUP_BYTES]
             file.write(np.array(head, np.uint32).tobytes())
             for b in buffers:
-                file.write(np.uint64(b.nbytes).tobytes())
+                file.write(np.array([b.nbytes, _address(b) % 16], np.uint64).tobytes())
                 file.write(b.tobytes())
         command = [path, f"{folder}/in", f"{folder}/out"]
         try:

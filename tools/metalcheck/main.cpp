@@ -23,8 +23,9 @@ int main(int, char** argv) {
   void* buffers[64];
   uint64_t bytes[64];
   for (unsigned i = 0; i < h[0]; i++) {
-    if (!all(fread(&bytes[i], 8, 1, in), 1)) return 64;
-    buffers[i] = malloc(bytes[i]); // exactly as large as the array: ASan sees one byte past it
+    uint64_t skipped; // bytes of a buffer before the array in it
+    if (!all(fread(&bytes[i], 8, 1, in), 1) || !all(fread(&skipped, 8, 1, in), 1)) return 64;
+    buffers[i] = (char*)malloc(skipped + bytes[i]) + skipped; // ends with the array: ASan sees one byte past it
     if (!all(fread(buffers[i], 1, bytes[i], in), bytes[i])) return 64;
   }
   fclose(in);
