@@ -1,5 +1,5 @@
 // Table of coordinate rows (coord_hash.h). Equal coordinates keep their lowest row, whatever the order of the threads.
-// in: coords[N, 4] int32, rows with a negative batch are padding and left out; dims = {N, CAP, R}, CAP a power of two >= N
+// in: coords[N, 4] int32, rows with a negative batch are padding and left out; dims = {N, CAP, R}, CAP a power of two >= N, R <= N
 // out: table[CAP] uint32, 0 before; status[16] uint32, 0 before: status[0] becomes 1 if two rows are equal,
 //      status[1 .. 4] the largest batch, x, y, z + 2^31 of the first R rows, status[5 .. 8] 2^31 - 1 less the least of them
 // grid: one thread a row, 256 a threadgroup
@@ -42,7 +42,7 @@ if (site[0] >= 0) {
 int lane = int(thread_index_in_simdgroup), sg = int(simdgroup_index_in_threadgroup);
 for (int a = 0; a < 8; a++) {
   uint value = 0u;
-  if (i < n && i < uint(dims[2])) {
+  if (i < uint(dims[2])) {
     uint biased = uint(site[a & 3]) ^ 0x80000000u; // in the order of the signed numbers
     value = a < 4 ? biased : ~biased;
   }

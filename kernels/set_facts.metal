@@ -1,7 +1,7 @@
 // Sums of bit_counts of L sets, and what the host reads of them and of the set that they follow from, in arrays of 8 bytes:
 // MLX's CUDA backend keeps those where the host sees them, and moves larger ones.
 // in: status[16] uint32 (coord_hash_insert), totals[G] int32, outside[8] uint32 (status of site_bits)
-//     dims = {L, 4 times: first, number of its totals}
+//     dims = {L, 4 times: first, number of its totals, 0 past the last}
 // out: ends[>= G] int32 inclusive sums of the totals of a set
 //     repeated[2] uint32: status[0], 0; high_bx, high_yz, low_bx, low_yz [2] uint32: status[1 .. 8];
 //     count0 .. count3 [2] int32: sites of a set, 1 if one lay outside its box; 0 past the last
@@ -9,7 +9,7 @@
 threadgroup int sums[8];
 int l = int(threadgroup_position_in_grid.x), t = int(thread_index_in_threadgroup), sets = dims[0];
 int lane = int(thread_index_in_simdgroup), sg = int(simdgroup_index_in_threadgroup);
-int start = l < sets ? dims[1 + 2 * l] : 0, size = l < sets ? dims[2 + 2 * l] : 0;
+int start = dims[1 + 2 * l], size = dims[2 + 2 * l];
 int run = (size + 255) / 256, first = t * run, last = min(first + run, size);
 int mine = 0;
 for (int g = first; g < last; g++) mine += totals[start + g];

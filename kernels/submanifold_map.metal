@@ -36,7 +36,7 @@ if (i < n) {
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 uint first = i - t;
-if (staged && first < n) {
+if (staged) {
   int many = int(min(256u, n - first)) * taps;
   for (int k = int(t); k < many; k += 256) nbr[size_t(first) * size_t(taps) + size_t(k)] = stage[k];
 }

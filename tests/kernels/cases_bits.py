@@ -13,7 +13,7 @@ from mlxsparse.testing import oracle
 
 from .cases_coords import GEOMETRIES, tables, within
 from .cases_sites import OWN, equal_order, extent_of
-from .common import Case, equal, integers, sites, sized
+from .common import Case, equal, integers, shifted, sites, sized
 
 PADDING = np.full((3, 4), (-1, 7, 7, 7))
 
@@ -112,6 +112,9 @@ def outside() -> None:
         c = integers(np.array([[0, low, 0, 0]]))
         made = kb.marked(c, ks.Extent((low, 0, 0), (2, 1, 1), 1), kb.Geometry((1, 1, 1), (1, 1, 1)))
         assert counts(made) == (1 - wrong, wrong)
+    # Cells of a box without extent: none.
+    made = kb.marked(c, ks.Extent((0, 0, 0), (0, 1, 1), 1), kb.Geometry((1, 1, 1), (1, 1, 1)))
+    equal(kb.sites(made, 3), np.tile([-1, 0, 0, 0], (3, 1)), "no cell")
     # The first cell past the box is that of an item too many.
     c = integers(np.array([[1, 0, 0, 0]]))
     for size in (1, 2):
@@ -123,6 +126,30 @@ def outside() -> None:
         inside = low == (0, 0, 0) and span == (9, 9, 9)
         assert counts(made) == (int(inside), 1)
         assert kb.site_map(c, made, 1).tolist() == [[0 if inside else -1]]
+    # Of the eight sites that one touches four lie in the box.
+    geometry = ((3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))
+    one = np.array([[0, 1, 1, 1]], np.int32)
+    made = kb.marked(integers(one), ks.Extent((0, 0, 0), (1, 2, 2), 1), kb.Geometry(*geometry))
+    assert counts(made) == (4, 1)
+    inside = oracle.touched_support(one, *geometry)[:4]
+    nbr, _ = tables(oracle.conv_pairs(one, inside, *geometry), 27, 1, 4)
+    equal(kb.site_map(integers(one), made, 4), nbr, "map of a part")
+
+
+def last_coordinates() -> None:
+    """Coordinates whose sums with the padding pass 32 bits."""
+    high = 2**31 - 1
+    c = np.array([[0, high - k, 0, 0] for k in range(9)], np.int32)
+    geometry = ((3, 1, 1), (4, 1, 1), (2, 0, 0), (1, 1, 1))
+    wanted = oracle.touched_support(c, *geometry)
+    coords = integers(c)
+    low = int(wanted[:, 1].min())
+    made = kb.marked(coords, ks.Extent((low, 0, 0), (4, 1, 1), 1), kb.Geometry(*geometry))
+    assert counts(made) == (len(wanted), 0)
+    equal(kb.sites(made, len(wanted)), wanted, "sites")
+    nbr, _ = tables(oracle.conv_pairs(c, wanted, *geometry), 3, len(c), len(wanted))
+    equal(kb.site_map(coords, made, len(wanted)), nbr, "map")
+    equal(kb.site_map(shifted(coords), made, len(wanted)), nbr, "map of a view")
 
 
 def stretches() -> None:
@@ -160,14 +187,15 @@ def ordered_windows() -> None:
         c = sites(46, n, sized(14, 60))
         coords, made = mark(c, (stride, stride, (0, 0, 0), (1, 1, 1)))
         count = counts(made)[0]
-        for m in {count, count // 2}:
+        for m in {count, count // 2, max(count // 64 * 64, 1)}:
             nbr = kb.site_map(coords, made, m)
             out = kb.windows_output(coords, made, stride, m)
             plain = kt.tap_tiles(nbr, len(coords), stride, sort=False)
             equal(out.nbr, np.array(plain.nbr), f"outputs {stride}")
             equal(out.rows, np.array(plain.rows), f"output rows {stride}")
             assert out[3:] == plain[3:] and not (np.array(plain.masks) & ~np.array(out.masks)).any()
-            assert (np.array(out.masks) < 1 << np.prod(stride)).all()
+            taken = 32 * np.arange(len(out.masks)) < m
+            equal(out.masks[:, 0], np.where(taken, (1 << np.prod(stride)) - 1, 0), f"output masks {stride}")
             back = np.array(kc.flipped(nbr, len(coords)))
             got = kb.windows_input(coords, made, stride, m, len(c))
             assert (got.sources, got.size, got.active) == (m, len(coords), len(c))
@@ -194,5 +222,5 @@ def boxes() -> None:
 
 CASES: dict[str, Case] = {
     f.__name__: f
-    for f in (sets_and_maps, together, stretches, tiny, outside, mirrored, ordered_windows, boxes)
+    for f in (sets_and_maps, together, stretches, tiny, outside, last_coordinates, mirrored, ordered_windows, boxes)
 }

@@ -103,6 +103,12 @@ def long_run(dtype: mx.Dtype) -> None:
     close(conv.conv_weight_grad(ct, x, integers(nbr)), (ct64[hit].T @ x64[nbr[0][hit]])[:, None], dtype, "dw")
 
 
+def parts_in_order(dtype: mx.Dtype) -> None:
+    for number in (1, 7, 8, 9, 21):
+        parts, parts64 = values(1, (number, 5, 60), mx.float32)
+        close(conv.sum_parts(parts, dtype), parts64.sum(axis=0), dtype, f"sum of {number}")
+
+
 SHAPES = {
     "3_to_5_channels": {"ci": 3, "co": 5},
     "one_site": {"ci": 4, "co": 4, "n": 1},
@@ -122,5 +128,6 @@ for _name, _dtype in DTYPES.items():
             continue  # what differs there does not depend on the dtype
         CASES[f"{_shape}-{_name}"] = partial(check, _dtype, **_options)
     CASES[f"empty-{_name}"] = partial(empty, _dtype)
+    CASES[f"parts_in_order-{_name}"] = partial(parts_in_order, _dtype)
     CASES[f"out_of_range-{_name}"] = partial(out_of_range, _dtype)
 CASES["long_run-f32"] = partial(long_run, mx.float32)

@@ -173,7 +173,7 @@ def column_sums(dtype: mx.Dtype) -> None:
 CASES: dict[str, Case] = {}
 _LARGE = sized(700, 200_000)
 for _name, _dtype in DTYPES.items():
-    for _n, _c, _active in ((1, 3, 1), (600, 40, 590), (70, 300, 70), (_LARGE, 32, _LARGE - 3)):
+    for _n, _c, _active in ((1, 3, 1), (40, 7, 40), (600, 40, 590), (70, 300, 70), (_LARGE, 32, _LARGE - 3)):
         CASES[f"norm_{_n}x{_c}-{_name}"] = partial(norm, _dtype, _n, _c, _active)
     CASES[f"norm_relu-{_name}"] = partial(norm, _dtype, _LARGE, 48, _LARGE - 9, relu=True)
     CASES[f"norm_relu_traced-{_name}"] = partial(

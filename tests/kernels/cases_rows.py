@@ -13,7 +13,7 @@ from mlxsparse.testing import oracle
 
 from .cases_conv import padded_values
 from .cases_coords import tables
-from .common import DTYPES, Case, as_float, close, equal, integers, repeats, rng, sites, sized, values
+from .common import DTYPES, Case, as_float, close, equal, integers, repeats, rng, shifted, sites, sized, values
 
 POOL = ((3, 2, 2), (2, 2, 1), (1, 0, 1), (1, 1, 2))  # size, stride, padding, dilation
 PADDING = 2
@@ -74,9 +74,7 @@ def max_pool(dtype: mx.Dtype, channels: int = 5, n: int = 60) -> None:
     wanted = np.where(np.array(winner) < 0, -1, np.array(winner) + 37)
     equal(kr.max_pool(x, wide)[1], wanted, "winner of many")
     repeats(lambda: [*kr.max_pool(x, r.nbr), kr.max_pool_grad(r.ct, winner, r.back)])
-    flat = x.reshape(-1)
-    shifted = mx.concatenate([flat[:1], flat])[1:].reshape(x.shape)  # not aligned to 16 bytes
-    for a, b in zip(kr.max_pool(shifted, r.nbr), (y, winner), strict=True):
+    for a, b in zip(kr.max_pool(shifted(x), r.nbr), (y, winner), strict=True):
         equal(a.astype(mx.float32), as_float(b), "shifted")
 
 

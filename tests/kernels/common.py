@@ -41,6 +41,12 @@ def values(seed: int, shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[mx.array
     return a, as_float(a)
 
 
+def shifted(a: mx.array) -> mx.array:
+    """`a` as a view that starts one element into its buffer: not aligned to 16 bytes."""
+    flat = a.reshape(-1)
+    return mx.concatenate([flat[:1], flat])[1:].reshape(a.shape)
+
+
 def as_float(a: mx.array) -> np.ndarray:
     return np.array(a.astype(mx.float32)).astype(np.float64)
 

@@ -19,6 +19,7 @@ _CACHE = "what CUDA keeps in its cache"
 _OTHER_ZERO = "the other factor is 0"
 _CUDA = "the other case is CUDA's, where ps is not used"
 _NOT_READ = "only says where nothing is read"
+_OTHER_WAY = "the way for the others gives the same"
 _COLUMNS = "columns past the last one are not written"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
@@ -88,7 +89,16 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "e <= BM * BN": "another threadgroup writes the same value",
     },
     "coord_hash_insert.metal": {"entry >= mine": "the lower of two equal entries is either"},
-    "norm_apply.metal": {"r <= last": _NO_ROW, "value <= 0.0f ? 0.0f": "0 either way"},
+    "norm_apply.metal": {
+        "r <= last": _NO_ROW,
+        "u <= U; u++) { norm_piece<T> z": _NO_ROW,
+        "value <= 0.0f ? 0.0f": "0 either way",
+    },
+    "norm_fixed.h": {
+        "r <= last": _NO_ROW,
+        "u <= U; u++) { norm_piece<T> z": _NO_ROW,
+        "value <= 0.0f ? 0.0f": "0 either way",
+    },
     "norm_grad.metal": {"r <= last": _NO_ROW},
     "norm_moments.metal": {
         "if (row <= R)": "rows of no part, which count nothing",
@@ -124,6 +134,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "PSIZE >= VEC": _CUDA,
         "j <= sums.COLS": _COLUMNS,
     },
+    "site_map.metal": {"windows && site[0] > 0": _OTHER_WAY},
     "stage.h": {"n > VEC": "whole vectors are copied by elements, the same values"},
+    "submanifold_bits.metal": {"taps < 27": _OTHER_WAY},
+    "submanifold_map.metal": {"taps < 27": _OTHER_WAY},
+    "sum_parts.metal": {"p + 8 < dims[0]": _OTHER_WAY},
     "tap_tiles.metal": {"if (thread_index_in_simdgroup == 1u) masks": _TWICE},
 }

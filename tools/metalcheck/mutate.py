@@ -29,8 +29,9 @@ from .lint import without_comments
 # Each in a process of its own: a mutant may write anywhere, or never end.
 MODES = [*(Mode(seed=s, sanitizer="address") for s in (0, 1, 2)), Mode(seed=3, sanitizer="thread")]
 _TURNED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
-_HEADERS = ("attend.h", "coord_hash.h", "norm.h", "rows.h", "segment.h", "stage.h", "tile.h")
-_HALF = ("attend.h", "block_flash.metal", "block_tiles.metal")  # also run with float16
+FILES = dict.fromkeys(
+    [*(f"{name}.metal" for name in library.KERNELS), *(h for k in library.KERNELS.values() for h in k.headers)]
+)
 UNCHANGED = metal_kernel_factory()  # of kernels beside the broken one
 
 
@@ -185,18 +186,20 @@ def main() -> int:
     parser.add_argument("-k", metavar="TEXT", default="", help="only cases whose name contains TEXT")
     parser.add_argument("--quick", action="store_true", help="only the mode that notices most")
     options = parser.parse_args()
-    wanted = options.files or [*(f"{name}.metal" for name in library.KERNELS), *_HEADERS]
+    wanted = options.files or list(FILES)
     lacking = toolchain.missing()
     if lacking:
         print(f"mutate: {lacking}", file=sys.stderr)
         return 2
     mx.set_default_device(mx.cpu)
-    # One dtype tells as much as three about barriers and bounds, where 16 bits have no text of their own.
-    left_out = ("-bf16",) if set(wanted) & set(_HALF) else ("-f16", "-bf16")
-    by_file = users({n: c for n, c in all_cases().items() if options.k in n and not n.endswith(left_out)})
+    # One dtype tells as much as three about barriers and bounds.
+    cases = {n: c for n, c in all_cases().items() if options.k in n}
+    twins = {f"{n.removesuffix('f32')}{kind}" for n in cases if n.endswith("-f32") for kind in ("f16", "bf16")}
+    twins |= {f"{n.removesuffix('f16')}bf16" for n in cases if n.endswith("-f16")}
+    by_file = users({n: c for n, c in cases.items() if n not in twins})
     total, same, survivors, start = 0, 0, [], time.time()
     for file in wanted:
-        cases = {n: c for n, c in by_file[file].items() if file in _HALF or not n.endswith("-f16")}
+        cases = by_file[file]
         caught: dict[str, int] = {}
         for mutant in mutants(file):
             if options.lines and mutant.line not in options.lines:
