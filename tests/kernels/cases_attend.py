@@ -14,7 +14,20 @@ from mlxsparse.engine import block_kernel
 from mlxsparse.testing import oracle
 
 from .cases_blocks import index_of, mask_of
-from .common import DTYPES, LARGE, TOLERANCE, Case, close, equal, integers, repeats, rng, sized, values
+from .common import (
+    DTYPES,
+    LARGE,
+    TOLERANCE,
+    Case,
+    close,
+    equal,
+    integers,
+    repeats,
+    rng,
+    shifted,
+    sized,
+    values,
+)
 
 NAN = float("nan")
 
@@ -99,10 +112,12 @@ def attend(
     cut: tuple[int, int] = (3, 5),
     flash: Any = None,
     late: bool = False,
+    plain: bool = False,
 ) -> None:
     """Attention in one kernel; masked keys hold NaN.
 
-    flash: a FlashTile or GroupFlash. late: no first blocks, and no first and last row.
+    flash: a FlashTile or GroupFlash. late: no first blocks, and no first and last row. plain: arrays that
+    are not aligned to 16 bytes.
     """
     mask = mask_of(7, 1 if shared else heads, rows, 12 if late else sized(3, 12), 0.7)
     if late:
@@ -125,6 +140,8 @@ def attend(
         k, v = (mx.where(hole, a, mx.array(NAN, dtype)) for a in (k, v))
     keep = oracle.element_mask(mask, block, shape)[None] & allowed
     wanted, wanted_lse = oracle.attention(q64, k64, v64, keep, 0.3, added)
+    if plain:
+        q, k, v = shifted(q), shifted(k), shifted(v)
     tile: Any = kernel_blocks.attention_tile(max(d, dv), block[0], dtype)
     if flash:
         tile = flash
@@ -222,6 +239,7 @@ for _name, _dtype in DTYPES.items():
     )
     # More than 8 entries, so that the one behind them is outside of the array, as is the one before.
     CASES[f"attend_late-{_name}"] = partial(attend, _dtype, ("causal",), rows=5, late=True)
+    CASES[f"attend_unaligned-{_name}"] = partial(attend, _dtype, ("padding",), (20, 12), 24, 16, plain=True)
     CASES[f"attend_64-{_name}"] = partial(attend, _dtype, (), (64, 64), 64, rows=2)
     CASES[f"bad_tables-{_name}"] = partial(bad_tables, _dtype)
     CASES[f"marks-{_name}"] = partial(marks, _dtype)
@@ -234,6 +252,14 @@ for _name, _dtype in DTYPES.items():
             CASES[f"flash{_what}-{_name}"] = partial(
                 attend, _dtype, _kinds, (16, 32), 24, 32, 4, 2, _terms == 0, flash=_tile
             )
+        CASES[f"flash_unaligned-{_name}"] = partial(
+            attend, _dtype, (), (16, 16), 24, 32, flash=kernel_blocks.FlashTile(32, 16, 16, 1, 2, 1, 0, 0),
+            plain=True,
+        )  # fmt: skip
+        CASES[f"flash_groups_unaligned-{_name}"] = partial(
+            attend, _dtype, (), (64, 64), 56, 64, rows=2, cut=(3, 5), plain=True,
+            flash=kernel_blocks.GroupFlash(sized(64, 128), 1, sized(16, 64), 2, 0, 0),
+        )  # fmt: skip
         CASES[f"flash_late-{_name}"] = partial(
             attend, _dtype, ("wide_bias", "causal"), (16, 16), 24, rows=5,
             flash=kernel_blocks.FlashTile(32, 16, 16, 1, 3, 1, 1, 0), late=True,

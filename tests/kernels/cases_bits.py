@@ -222,5 +222,15 @@ def boxes() -> None:
 
 CASES: dict[str, Case] = {
     f.__name__: f
-    for f in (sets_and_maps, together, stretches, tiny, outside, last_coordinates, mirrored, ordered_windows, boxes)
+    for f in (
+        sets_and_maps,
+        together,
+        stretches,
+        tiny,
+        outside,
+        last_coordinates,
+        mirrored,
+        ordered_windows,
+        boxes,
+    )
 }

@@ -13,7 +13,7 @@ from mlxsparse.engine import block_kernel, block_lists
 from mlxsparse.engine.block_index import BlockIndex
 from mlxsparse.testing import oracle
 
-from .common import DTYPES, LARGE, Case, close, equal, integers, repeats, rng, sized, values
+from .common import DTYPES, LARGE, Case, close, equal, integers, repeats, rng, shifted, sized, values
 
 
 def index_of(mask: np.ndarray, block: tuple[int, int], shape: tuple[int, int]) -> BlockIndex:
@@ -115,7 +115,7 @@ def tiled(
         if i == {"sdd": None, "dsd": 0, "dds": 1}[mode]:
             x = mx.array(oracle.block_pack(x64, mask, block).astype(np.float32)).astype(dtype)
         if plain:
-            x = mx.concatenate([mx.zeros(1, dtype), x.reshape(-1)])[1:].reshape(x.shape)
+            x = shifted(x)
         operands.append(x)
         exact.append(x64)
     by_row = {"sdd": True, "dsd": not ta, "dds": tb}[mode]

@@ -13,7 +13,20 @@ from mlxsparse.testing import oracle
 
 from .cases_conv import padded_values
 from .cases_coords import tables
-from .common import DTYPES, Case, as_float, close, equal, integers, repeats, rng, shifted, sites, sized, values
+from .common import (
+    DTYPES,
+    Case,
+    as_float,
+    close,
+    equal,
+    integers,
+    repeats,
+    rng,
+    shifted,
+    sites,
+    sized,
+    values,
+)
 
 POOL = ((3, 2, 2), (2, 2, 1), (1, 0, 1), (1, 1, 2))  # size, stride, padding, dilation
 PADDING = 2

@@ -30,7 +30,7 @@ from .lint import without_comments
 MODES = [*(Mode(seed=s, sanitizer="address") for s in (0, 1, 2)), Mode(seed=3, sanitizer="thread")]
 _TURNED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
 FILES = dict.fromkeys(
-    [*(f"{name}.metal" for name in library.KERNELS), *(h for k in library.KERNELS.values() for h in k.headers)]
+    file for name, kernel in library.KERNELS.items() for file in (f"{name}.metal", *kernel.headers)
 )
 UNCHANGED = metal_kernel_factory()  # of kernels beside the broken one
 
@@ -194,9 +194,10 @@ def main() -> int:
     mx.set_default_device(mx.cpu)
     # One dtype tells as much as three about barriers and bounds.
     cases = {n: c for n, c in all_cases().items() if options.k in n}
-    twins = {f"{n.removesuffix('f32')}{kind}" for n in cases if n.endswith("-f32") for kind in ("f16", "bf16")}
-    twins |= {f"{n.removesuffix('f16')}bf16" for n in cases if n.endswith("-f16")}
-    by_file = users({n: c for n, c in cases.items() if n not in twins})
+    first: dict[str, str] = {}  # case without its dtype -> the first such case
+    for name in cases:
+        first.setdefault(re.sub("-(f32|f16|bf16)$", "", name), name)
+    by_file = users({n: cases[n] for n in first.values()})
     total, same, survivors, start = 0, 0, [], time.time()
     for file in wanted:
         cases = by_file[file]

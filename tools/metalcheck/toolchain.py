@@ -13,8 +13,8 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-# clang sees the shim and nothing of the host. No -ffp-contract, no excess precision: what the text says. Variables that
-# nobody set hold a pattern, not what is convenient.
+# clang sees the shim and nothing of the host. No -ffp-contract, no excess precision: what the text says.
+# Variables that nobody set hold a pattern, not what is convenient.
 _DIALECT = (
     "-std=c++17 -nostdinc -nostdinc++ -Wall -Wno-unknown-attributes -Wno-unknown-pragmas "
     "-Wno-ignored-attributes -Wno-unused -Werror=vla-cxx-extension -Werror=double-promotion "
