@@ -126,17 +126,18 @@ def unaligned(dtype: mx.Dtype) -> None:
     close(dw, (live * off).sum(axis=0) * rstd, mx.float32, "weight gradient", least=10.0)
 
 
-def large_mean() -> None:
+def large_mean(c: int) -> None:
     """A mean of a million costs neither the variance nor the mean anything."""
-    x = mx.array(1e6 + np.arange(512)[:, None] % 2 + np.zeros((1, 8)), mx.float32)
-    w, b, w64, b64 = _affine(8)
+    x = mx.array(1e6 + np.arange(512)[:, None] % 3 + np.zeros((1, c)), mx.float32)
+    live = np.array(x).astype(float)
+    w, b, w64, b64 = _affine(c)
     coef = kernel_norm.coefficients(x, w, b, EPS, 512)[0]
-    close(coef[2], np.full(8, 0.25), mx.float32, "variance")
-    rstd = 1 / np.sqrt(0.25 + EPS)
-    unit = np.where(np.arange(512) % 2, 0.5, -0.5)[:, None] * rstd
-    close(kernel_norm.apply(x, coef, 512), unit * w64 + b64, mx.float32, "y")
+    var = live.var(axis=0)
+    close(coef[2], var, mx.float32, "variance")
+    rstd, off = 1 / np.sqrt(var + EPS), live - live.mean(axis=0)
+    close(kernel_norm.apply(x, coef, 512), off * rstd * w64 + b64, mx.float32, "y")
     dw = kernel_norm.gradients(x - 1e6, x, coef, 512, mx.float32)[1]
-    close(dw, np.full(8, 128.0) * rstd, mx.float32, "weight gradient")
+    close(dw, (off * (live - 1e6)).sum(axis=0) * rstd, mx.float32, "weight gradient")
 
 
 def spread() -> None:
@@ -183,5 +184,6 @@ for _name, _dtype in DTYPES.items():
     CASES[f"norm_add_traced-{_name}"] = partial(norm, _dtype, 600, 24, 512, relu=True, add=True, traced=True)
     for _case in (nothing, ties, unaligned, same_bits, column_sums, long_parts):
         CASES[f"{_case.__name__}-{_name}"] = partial(_case, _dtype)
-CASES["large_mean-f32"] = large_mean
+for _c in (8, 64):
+    CASES[f"large_mean_{_c}-f32"] = partial(large_mean, _c)
 CASES["first_row_far-f32"] = spread
