@@ -6,7 +6,7 @@ constexpr int V = 16 / int(sizeof(T));
 threadgroup float scales[32 * V];
 threadgroup float shifts[32 * V];
 int channels = dims[1], tid = int(thread_index_in_threadgroup), col0 = int(threadgroup_position_in_grid.y) * 32 * V;
-if (tid < 32 * V && col0 + tid < channels)
+if (col0 + tid < channels) // of 16 bits: 32 * V threads
   norm_fixed_line(scales, shifts, mean, var, weight, bias, as_type<float>(dims[3]), col0 + tid, tid);
 threadgroup_barrier(mem_flags::mem_threadgroup);
 norm_fixed_rows(x, add, y, scales, shifts, dims, int(threadgroup_position_in_grid.x) * dims[6], col0, tid);
