@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend import executor
-from ..backend.autodiff import differentiable
+from ..backend.autodiff import Gradient, differentiable
 from ..backend.host import empty, parallel, to_mlx, view, view32
 from ..backend.kernel_norm import Running
 from . import norm_kernel
@@ -106,13 +106,7 @@ def normalize(
 
         return _map(work, (view32(x), view32(ct)), spans).astype(dtype)
 
-    def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
-        return mx.array((shared(ct, x)[1] * rstd).sum(axis=0).astype(np.float32)).astype(w.dtype)
-
-    def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
-        return mx.array(shared(ct, x)[0].sum(axis=0).astype(np.float32)).astype(b.dtype)
-
-    gradients = (input_gradient, weight_gradient, bias_gradient)
+    gradients = (input_gradient, *_affine_gradients(shared, rstd))
     y = differentiable("normalization", forward, gradients, x, weight, bias)
     return y, to_mlx(mean.astype(np.float32)), to_mlx(var.astype(np.float32))
 
@@ -211,13 +205,7 @@ def normalize_rows(
 
         return _map(work, (view32(x), view32(ct)), rows, tile=False).astype(dtype)
 
-    def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
-        return mx.array(shared(ct, x)[1][0].astype(np.float32)).astype(w.dtype)
-
-    def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
-        return mx.array(shared(ct, x)[0][0].astype(np.float32)).astype(b.dtype)
-
-    gradients = (input_gradient, weight_gradient, bias_gradient)
+    gradients = (input_gradient, *_affine_gradients(shared))
     return differentiable("row normalization", forward, gradients, x, weight, bias)
 
 
@@ -251,6 +239,18 @@ class _Shared:
         if self.uses == 3:  # of x, weight and bias: nobody asks again
             self.held = None
         return found
+
+
+def _affine_gradients(shared: _Shared, rstd: np.ndarray | float = 1.0) -> tuple[Gradient, Gradient]:
+    """Of weight and bias (C,), from the sums by span of ct and of ct * x, which rstd scales."""
+
+    def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
+        return to_mlx((shared(ct, x)[1] * rstd).sum(axis=0).astype(np.float32)).astype(w.dtype)
+
+    def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
+        return to_mlx(shared(ct, x)[0].sum(axis=0).astype(np.float32)).astype(b.dtype)
+
+    return weight_gradient, bias_gradient
 
 
 def _low(v: np.ndarray) -> np.ndarray:
