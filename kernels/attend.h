@@ -53,14 +53,7 @@ METAL_FUNC float tile_row_sum(float x) {
 template <int LDP, int LDV, typename T, int M, int N, int D, int E>
 METAL_FUNC void tile_apply_memory(thread tile_mma<T, M, D, E>& o, thread tile_mma<T, M, N, E>& p, threadgroup T* ps,
                                   const threadgroup T* v) {
-  TILE_UNROLL
-  for (int i = 0; i < p.ROWS; i++) {
-    TILE_UNROLL
-    for (int j = 0; j < p.COLS; j++) {
-      ps[p.row(i) * LDP + p.col(j)] = T(p.get(i, j, 0));
-      ps[p.row(i) * LDP + p.col(j) + 1] = T(p.get(i, j, 1));
-    }
-  }
+  tile_keep<LDP>(ps, p);
   simdgroup_barrier(mem_flags::mem_threadgroup);
   o.template mma<N, LDP, false, LDV, false>(ps, v);
 }

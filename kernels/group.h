@@ -64,14 +64,7 @@ METAL_FUNC void group_mma_held(thread tile_mma<T, 16, N, 0>& acc, thread group_h
 template <int PANEL, typename T, int D, int K>
 METAL_FUNC void group_apply(thread tile_mma<T, 16, D, 0>& acc, thread tile_mma<T, 16, K, 0>& p, const threadgroup T* v,
                             threadgroup T* ps) {
-  TILE_UNROLL
-  for (int i = 0; i < p.ROWS; i++) {
-    TILE_UNROLL
-    for (int j = 0; j < p.COLS; j++) {
-      ps[p.row(i) * K + p.col(j)] = T(p.get(i, j, 0));
-      ps[p.row(i) * K + p.col(j) + 1] = T(p.get(i, j, 1));
-    }
-  }
+  tile_keep<K>(ps, p);
   simdgroup_barrier(mem_flags::mem_threadgroup);
   group_mma<K, true, false, PANEL>(acc, (const threadgroup T*)ps, v, 0);
   simdgroup_barrier(mem_flags::mem_threadgroup);

@@ -19,6 +19,7 @@
 //   tile_aligned(p)               16-byte copies from p on are allowed: a view may start anywhere in its buffer
 //   tile_put2(p, x, y, aligned)   two neighbouring outputs; aligned: p is a multiple of two elements
 //   tile_keep2(p, x, y)           two neighbours in threadgroup memory, aligned
+//   tile_keep<LD>(to, t)          to[r * LD + c] = element (r, c) of t, in threadgroup memory
 //   tile_row16(to, from, ok)      16 bytes from threadgroup to device memory, zeros where !ok
 // EXACT (fp32 on CUDA; Metal is always fp32): 0 one TF32 product (10-bit mantissa), 1 three TF32 products (near fp32),
 // 2 fp32 multiply-adds.
@@ -99,3 +100,11 @@ template <typename T> METAL_FUNC void tile_row16(device T* to, const threadgroup
   *(device uint4*)to = ok ? *(const threadgroup uint4*)from : uint4(0);
 }
 #endif
+template <int LD, typename T, int M, int N, int E>
+METAL_FUNC void tile_keep(threadgroup T* to, thread tile_mma<T, M, N, E>& t) {
+  TILE_UNROLL
+  for (int i = 0; i < t.ROWS; i++) {
+    TILE_UNROLL
+    for (int j = 0; j < t.COLS; j++) tile_keep2(to + t.row(i) * LD + t.col(j), t.get(i, j, 0), t.get(i, j, 1));
+  }
+}
