@@ -64,8 +64,7 @@ stage_close();
 stage_wait<0>();
 threadgroup_barrier(mem_flags::mem_threadgroup);
 group_held<T, DIM> held; // loaded before the loop: CUDA's compiler loses what a branch of the loop loads
-held.load(qs + part * 64 * DIM, quarter);
-threadgroup_barrier(mem_flags::mem_threadgroup);
+held.load(qs + part * 64 * DIM, quarter); // keys come there behind the loop's first barrier
 int next = steps > 0 ? other[first] : -1; // key block that is fetched next
 int fe = 0, fc = 0;                       // its entry and chunk
 int key0 = 0, keys = 0;                   // of the step that is computed; STAGES - 1 steps are on their way

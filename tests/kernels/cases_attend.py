@@ -278,6 +278,10 @@ for _name, _dtype in DTYPES.items():
             CASES[f"flash_groups{_what}-{_name}"] = partial(
                 attend, _dtype, _kinds, (64, sized(16, 64)), 56, 64, 2, 1, _terms == 0, 2, flash=_tile
             )
+        CASES[f"flash_groups_late-{_name}"] = partial(
+            attend, _dtype, ("causal",), (64, sized(16, 64)), 104, rows=4, late=True,
+            flash=kernel_blocks.GroupFlash(128, 1, sized(16, 64), 2, 1, 0),
+        )  # fmt: skip
         CASES[f"flash_groups_not_finite-{_name}"] = partial(
             not_finite, _dtype, kernel_blocks.GroupFlash(sized(64, 128), 1, sized(16, 64), 2, 0, 0)
         )
