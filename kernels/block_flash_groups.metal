@@ -11,7 +11,7 @@ constexpr int RING = (STAGES - 1) * STAGE + (STAGE > QSIZE ? STAGE : QSIZE);
 constexpr int ROW = DIM / VEC; // copies of a row, rows of a pass
 constexpr int PASS = NT / ROW;
 static_assert(DIM == 128 || GROUP_MEMORY == 1, "CUDA's products of 64 x 64 with values came out wrong");
-static_assert(NT % ROW == 0 && (BN % PASS == 0 || PASS % BN == 0) && BM % PASS == 0 && STAGES >= 2, "threads copy equally often");
+static_assert(NT % ROW == 0 && BN % PASS == 0 && BM % PASS == 0 && STAGES >= 2, "threads copy equally often");
 threadgroup uint4 smem[(RING + 512 + GROUP_MEMORY * BM * BN) * int(sizeof(T)) / 16];
 threadgroup T* kv = group_base((threadgroup T*)smem);
 threadgroup T* qs = kv + (STAGES - 1) * STAGE;
@@ -102,7 +102,6 @@ for (int s = 1 - STAGES; s < steps; s++) {
     TILE_UNROLL
     for (int i = 0; i < BN; i += PASS) {
       int r = ar + i;
-      if (BN % PASS != 0 && r >= BN) break;
       bool there = r < count && ac < channels;
       threadgroup T* at = to + group_at<64>(r, ac % 64);
       if (wide) stage_zero16<false>(at, there ? ksource + size_t(i) * size_t(channels) : kp, there);
@@ -111,7 +110,6 @@ for (int s = 1 - STAGES; s < steps; s++) {
     TILE_UNROLL
     for (int i = 0; i < BN; i += PASS) {
       int r = ar + i;
-      if (BN % PASS != 0 && r >= BN) break;
       bool there = r < count && ac < outs;
       threadgroup T* at = to + KSIZE + group_at<64>(r, ac % 64);
       if (wide) stage_zero16<false>(at, there ? vsource + size_t(i) * size_t(outs) : vp, there);

@@ -49,6 +49,17 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "c <= VEC; c++) vs": "more of a masked row, or what is behind it",
         "j <= sums.COLS; j++) { int c": _COLUMNS,
     },
+    "block_flash_groups.metal": {
+        "STAGE >= QSIZE ? STAGE": "of two equal ones either",
+        "i <= BM / PASS": "overwritten with scores",
+        "count >= 0 ? size_t(": _NOT_READ,
+        "keys <= BN": _MASKS,
+        "c <= BN ? -INFINITY": _MASKS,
+        "keep = r <= keys": "a row of zeros",
+        "(r <= keys ? r": _STRONGER,
+        "(c <= keys ? c": _STRONGER,
+        "j <= sums.COLS; j++) { int c": _COLUMNS,
+    },
     "block_gemm.metal": {
         "LDA = tile_ld<T>(ACOLS, TA == 0)": "rows of another length",
         "line <= 0 ||": "line 0 either way",
