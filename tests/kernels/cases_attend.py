@@ -120,6 +120,7 @@ def attend(
     are not aligned to 16 bytes.
     """
     mask = mask_of(7, 1 if shared else heads, rows, 12 if late else sized(3, 12), 0.7)
+    mask[:, :, -1] |= mask[:, :, 0]  # ragged blocks
     if late:
         mask[:, :, :2] = mask[:, [0, -1]] = False
     shape = (rows * block[0] - cut[0], mask.shape[2] * block[1] - cut[1])
@@ -276,10 +277,10 @@ for _name, _dtype in DTYPES.items():
         ):  # fmt: skip
             _tile = kernel_blocks.GroupFlash(sized(64, 128), 1, sized(16, 64), 2, _terms, _marks)
             CASES[f"flash_groups{_what}-{_name}"] = partial(
-                attend, _dtype, _kinds, (64, sized(16, 64)), 56, 64, 2, 1, _terms == 0, 2, flash=_tile
+                attend, _dtype, _kinds, (64, sized(16, 64)), 56, 64, 2, 1, _terms == 0, flash=_tile
             )
         CASES[f"flash_groups_late-{_name}"] = partial(
-            attend, _dtype, ("causal",), (64, sized(16, 64)), 104, rows=4, late=True,
+            attend, _dtype, ("wide_bias", "causal"), (64, sized(16, 64)), 104, rows=4, late=True,
             flash=kernel_blocks.GroupFlash(128, 1, sized(16, 64), 2, 1, 0),
         )  # fmt: skip
         CASES[f"flash_groups_not_finite-{_name}"] = partial(

@@ -9,13 +9,22 @@ template <class T, int R, int C> struct simdgroup_matrix {
   static_assert(R == 8 && C == 8, "only 8x8");
   static_assert(_isf<T>, "float/half/bfloat");
   vec<T, 2> e;
+#ifdef MSL_STRICT // clang does not see that a matrix past the end of an array of them is used
+  static constexpr uint MADE = 0x5347a7e1u;
+  uint made = MADE;
+  MSL_I vec<T, 2>& thread_elements() {
+    if (made != MADE) __builtin_trap();
+    return e;
+  }
+#else
+  MSL_I vec<T, 2>& thread_elements() { return e; }
+#endif
   simdgroup_matrix() = default;
   MSL_I explicit simdgroup_matrix(T d) {
     int l = msl_lane();
     e[0] = _fm(l) == _fn(l) ? d : T(0);
     e[1] = _fm(l) == _fn(l) + 1 ? d : T(0);
   }
-  MSL_I vec<T, 2>& thread_elements() { return e; }
 };
 using simdgroup_float8x8 = simdgroup_matrix<float, 8, 8>;
 using simdgroup_half8x8 = simdgroup_matrix<half, 8, 8>;
