@@ -254,8 +254,8 @@ for _name, _dtype in DTYPES.items():
                 attend, _dtype, _kinds, (16, 32), 24, 32, 4, 2, _terms == 0, flash=_tile
             )
         CASES[f"flash_unaligned-{_name}"] = partial(
-            attend, _dtype, (), (16, 16), 24, 32, flash=kernel_blocks.FlashTile(32, 16, 16, 1, 2, 1, 0, 0),
-            plain=True,
+            attend, _dtype, (), (16, 16), 24, plain=True,
+            flash=kernel_blocks.FlashTile(32, 16, 16, 1, 2, 1, 0, 0),
         )  # fmt: skip
         CASES[f"flash_groups_unaligned-{_name}"] = partial(
             attend, _dtype, (), (64, 64), 56, 64, rows=2, cut=(3, 5), plain=True,

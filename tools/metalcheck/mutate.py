@@ -201,6 +201,10 @@ def main() -> int:
     total, same, survivors, start = 0, 0, [], time.time()
     for file in wanted:
         cases = by_file[file]
+        wrong = noticed(Mutant(file, 0, "nothing", library.text(file)), cases, MODES)
+        if wrong is not None:
+            print(f"mutate: {next(iter(cases))} fails as it is ({wrong})", file=sys.stderr)
+            return 1
         caught: dict[str, int] = {}
         for mutant in mutants(file):
             if options.lines and mutant.line not in options.lines:
