@@ -70,6 +70,16 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     },
     "block_softmax.metal": {"pass <= 2": _AGAIN},
     "block_softmax_grad.metal": {"pass <= 2": _AGAIN},
+    "block_tiles.metal": {
+        "TA == 0);": "rows of another length",
+        "ASIZE >= BSIZE": "of two equal ones either",
+        "COPIES >= 0": _ASSERTED,
+        "SLOT > P * SIDE": _ASSERTED,
+        "inside[g] = found <= 0": "0 either way",
+        "g == 0 && found > 0": "0 either way",
+        "sb > NS": "the test after is stronger",
+        "KEEP == 0": _CACHE,
+    },
     "conv.metal": {
         "tid <= BM && row0": "only the flag of the third simdgroup changes, which nobody reads",
         "if (thread_index_in_simdgroup == 1u) live[flag + sg]": _TWICE,
