@@ -219,7 +219,7 @@ def tiles_out_of_range(dtype: mx.Dtype) -> None:
             close(y[:, :1], (a64[0, 0, :16] @ b64[0, 0, :, 16:])[None, None], dtype, "sdd")
 
 
-def wrong_lists(dtype: mx.Dtype) -> None:
+def wrong_lists(dtype: mx.Dtype, plain: bool) -> None:
     """An entry of the lists of tiles names what is just past the last: results of others stay."""
     tile = kernel_block_tiles.BlockTile(2, 2, 16, 64, 2)
     for mode, block, heads in (("dsd", (16, 64), 2), ("sdd", (16, 16), 1)):
@@ -240,19 +240,21 @@ def wrong_lists(dtype: mx.Dtype) -> None:
         sizes = kernel_block_tiles.Sizes(
             index.nnz, lines.size, lines.other_size, lines.extent, lines.other_extent
         )
-        wrong = [("line", 1, 2), ("line", 1, 4)]  # of the other head, of none
+        a, b = (shifted(a), shifted(b)) if plain else (a, b)
+        wrong = [("line", 1, 2), ("line", 1, 4), ("line", 0, 4)]  # of the other head, of none
         if mode == "sdd":
             na = int(lists.ptr[0])  # pieces of op(A) of the first tile
             wrong = [("line", na - 1, 2), ("line", na, 4), ("block", 1, 8)]
-            wrong += [("other", 1, 256 * 5), ("other", 1, 256 * (na - 1))]
+            wrong += [("other", 1, 256 * 5), ("other", 1, 256 * (na - 1)), ("other", 0, 256 * 4)]
         for name, at, value in wrong:
             entries = np.array(getattr(lists, name))
             entries.reshape(-1)[at] = value
             changed = lists._replace(**{name: integers(entries)})
             y = kernel_block_tiles.block_tiles(code, a, b, changed, sizes, False, False, heads, tile)(a, b)
             if mode == "dsd":
-                close(y[:, :, :16], wanted[:, :, :16], dtype, f"{name} {value}")
                 close(y[:, 1], wanted[:, 1], dtype, f"{name} {value}")
+                if at:
+                    close(y[:, 0, :16], wanted[:, 0, :16], dtype, f"{name} {value}")
             else:
                 cells = np.array(lists.block).reshape(-1)[4:]
                 cells = cells[cells >= 0]
@@ -302,10 +304,15 @@ for _name, _dtype in DTYPES.items():
             tiled, _dtype, _mode, False, False, plain=True, heads=1
         )
     CASES[f"tiles_out_of_range-{_name}"] = partial(tiles_out_of_range, _dtype)
-    CASES[f"tiles_wrong_lists-{_name}"] = partial(wrong_lists, _dtype)
+    for _plain in (False, True):
+        CASES[f"tiles_wrong_lists{'_plain' * _plain}-{_name}"] = partial(wrong_lists, _dtype, _plain)
 for _mode, _shape in (("sdd", (1, 4)), ("dsd", (1, 4)), ("dsd", (4, 1)), ("dds", (4, 1)), ("dds", (1, 4))):
     CASES[f"{_mode}_tiles_{_shape[0]}x{_shape[1]}-f16"] = partial(
         tiled, mx.float16, _mode, False, False, _shape, (2, 2)
+    )
+for _mode in ("dsd", "dds"):  # two steps along a block
+    CASES[f"{_mode}_tiles_two_steps-f16"] = partial(
+        tiled, mx.float16, _mode, False, False, (1, 2), (4, 4), steps=(32, 2)
     )
 for _name, _dtype in (("f16", mx.float16), ("bf16", mx.bfloat16)):
     for _mode in ("dsd", "dds"):

@@ -77,7 +77,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "SLOT > P * SIDE": _ASSERTED,
         "inside[g] = found <= 0": "0 either way",
         "g == 0 && found > 0": "0 either way",
+        "sa > na": "a wrong list: what it gives means nothing, and stays inside",
         "sb > NS": "the test after is stronger",
+        "s <= NS; s++) { if ((live": "the test after is stronger",
+        "from[s <= G ? s": _NOT_READ,
         "KEEP == 0": _CACHE,
     },
     "conv.metal": {
