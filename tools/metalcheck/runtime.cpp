@@ -284,7 +284,7 @@ static void run_group(Group& R, Uint3 at, Uint3 groups, const unsigned group_siz
 
 // With a seed, threadgroups run in a scattered order: places i * step + start, step coprime to their number.
 static size_t scattered(size_t i, size_t total, unsigned seed) {
-  if (!seed || total < 3) return i;
+  if (!seed) return i;
   size_t step = (seed * 2654435761u) % total;
   while (std::gcd(step, total) != 1) step++;
   return (i * step + seed) % total;
