@@ -308,14 +308,7 @@ def _plan(
     known: tuple[int, ...],
 ) -> Plan:
     """What a launch derives from all but its arrays; made once, as it costs as much as a small kernel."""
-    kernel = KERNELS[name]
-    if "T" in kernel.template and dtype not in [getattr(mx, kind) for kind in kernel.floats]:
-        raise DTypeError(f"{name} takes {', '.join(kernel.floats)}, got {dtype}; cast with x.astype(...)")
-    inputs: list[Any]
-    inputs, outputs = (
-        [dtype if kind == "T" else getattr(mx, kind) for kind in side.values()]
-        for side in (kernel.inputs, kernel.outputs)
-    )
+    inputs, outputs = _dtypes(name, dtype)
     if 0 in groups:
         return Plan(None, None, inputs, outputs, init, empty=True)
     if not 0 < threads <= MAX_THREADS:
@@ -327,34 +320,62 @@ def _plan(
         raise CapacityError(
             f"{name}: a grid of {groups} threadgroups is too large ({limits}); split the input"
         )
-    values = {"T": dtype, **dict(template)}
-    trace(f"kernel {name} {_described(values)}", once=True)
+    call, by_value = _kernel(make, name, threads, dtype, group_bytes, fit, template, len(known))
+    full = all(map(math.prod, shapes))
     options = {
         # Metal has no buffer of no elements: an empty output is one element that nobody reads.
-        "output_shapes": [shape if math.prod(shape) else (1,) for shape in shapes],
+        "output_shapes": shapes if full else [shape if math.prod(shape) else (1,) for shape in shapes],
         "output_dtypes": outputs,
         "grid": (groups[0] * threads, groups[1], groups[2]),
         "threadgroup": (threads, 1, 1),
-        "template": [(parameter, values[parameter]) for parameter in kernel.template] or None,
         "init_value": init,
     }
-    bounds = Bounds(threads, fit) if fit else None
-    dynamic = group_bytes if group_bytes > STATIC_BYTES else 0
-    call = _compiled(name, tuple(values.items()), dynamic, bounds, len(known)) if make is _cuda else None
-    if call is None:
-        call, known = _built(make, name, dynamic, bounds), ()
-    else:
-        del options["template"]
-        if known:
-            check_sizes(name, known)
-            options["scalars"] = list(known)
+    if by_value:
+        check_sizes(name, known)
+        options["scalars"] = known
 
     def run(arrays: Sequence[mx.array]) -> list[mx.array]:
         made: list[mx.array] = call(inputs=arrays, **options)
         return made
 
     replay = replayed(run) if make in (_metal, _cuda) else run
-    return Plan(run, replay, inputs, outputs, init, not all(map(math.prod, shapes)), bool(known))
+    return Plan(run, replay, inputs, outputs, init, not full, by_value)
+
+
+@functools.lru_cache(maxsize=1024)
+def _dtypes(name: str, dtype: mx.Dtype | None) -> tuple[list[Any], list[Any]]:
+    """Of the inputs and outputs of kernel `name` where T is `dtype`."""
+    kernel = KERNELS[name]
+    if "T" in kernel.template and dtype not in [getattr(mx, kind) for kind in kernel.floats]:
+        raise DTypeError(f"{name} takes {', '.join(kernel.floats)}, got {dtype}; cast with x.astype(...)")
+    inputs, outputs = (
+        [dtype if kind == "T" else getattr(mx, kind) for kind in side.values()]
+        for side in (kernel.inputs, kernel.outputs)
+    )
+    return inputs, outputs
+
+
+@functools.lru_cache(maxsize=1024)
+def _kernel(
+    make: Factory,
+    name: str,
+    threads: int,
+    dtype: mx.Dtype | None,
+    group_bytes: int,
+    fit: int,
+    template: tuple[tuple[str, int], ...],
+    known: int,
+) -> tuple[Callable[..., Any], bool]:
+    """The kernel without sizes, and whether it takes `known` of them by value."""
+    values = {"T": dtype, **dict(template)}
+    trace(f"kernel {name} {_described(values)}", once=True)
+    bounds = Bounds(threads, fit) if fit else None
+    dynamic = group_bytes if group_bytes > STATIC_BYTES else 0
+    call = _compiled(name, tuple(values.items()), dynamic, bounds, known) if make is _cuda else None
+    if call is not None:
+        return call, known > 0
+    constants = [(parameter, values[parameter]) for parameter in KERNELS[name].template] or None
+    return functools.partial(_built(make, name, dynamic, bounds), template=constants), False
 
 
 def _described(values: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 
@@ -24,11 +25,15 @@ here = _Here()
 
 def replayed(run: Run) -> Run:
     """`run` as a compiled function of MLX from some call on; for arrays that no transformation traces."""
-    compiled = mx.compile(lambda *arrays: run(arrays))
     calls = itertools.count()
+    compiled: list[Any] = []
 
     def replay(arrays: Sequence[mx.array]) -> list[mx.array]:
-        made: list[mx.array] = run(arrays) if next(calls) < AFTER else compiled(*arrays)
+        if next(calls) < AFTER:
+            return run(arrays)
+        if not compiled:
+            compiled.append(mx.compile(lambda *arrays: run(arrays)))
+        made: list[mx.array] = compiled[0](*arrays)
         return made
 
     return replay
