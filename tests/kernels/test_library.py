@@ -133,7 +133,7 @@ def test_without_a_gpu_the_library_says_so(monkeypatch: Any) -> None:
 
 
 COORDS = mx.zeros((3, 4), dtype=mx.int32)
-TABLE = kernel_coords.CoordTable(COORDS, mx.zeros((64,), dtype=mx.uint32), mx.zeros((16,), dtype=mx.uint32))
+TABLE = kernel_coords.CoordTable(COORDS, *(mx.zeros((n,), dtype=mx.uint32) for n in (64, 64, 16)))
 X, W = mx.zeros((6, 4)), mx.zeros((5, 27, 4))
 NBR = mx.zeros((27, 6), dtype=mx.int32)
 REFUSED = {
