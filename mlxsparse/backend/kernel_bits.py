@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
@@ -18,7 +18,7 @@ from .host import require_values
 from .kernel_coords import CoordTable, OwnMap, Triple
 from .kernel_sites import Extent
 from .kernel_tiles import PLACES, TapTiles, tap_order
-from .library import MAX_THREADS, SMALL, blocks, check_coords, launch
+from .library import MAX_THREADS, SMALL, begin, blocks, check_coords, launch
 
 PER_STRETCH = 256  # blocks of 256 cells whose ones are counted together
 STRETCH = 256 * PER_STRETCH
@@ -127,11 +127,15 @@ class Facts(NamedTuple):
 
 
 def counted(
-    coords: mx.array, sets: Sequence[Box], table: CoordTable | None = None
+    coords: mx.array,
+    sets: Sequence[Box],
+    table: CoordTable | None = None,
+    meanwhile: Callable[[], object] | None = None,
 ) -> tuple[list[Marked], Facts]:
     """As `marked`, at most MOST_SETS sets at once, and their counts; repeated and ends are the table's.
 
-    One wait for all. Without a table repeated and ends mean nothing.
+    One wait for all, before which `meanwhile` is called, whose work the GPU goes on with. Without a table
+    repeated and ends mean nothing.
     """
     status = no_status() if table is None else table.status
     spans: list[int] = []
@@ -142,8 +146,11 @@ def counted(
     groups = (max(len(sets), 1), 1, 1)
     dims = [len(sets), *spans, *[0] * (2 * (MOST_SETS - len(sets)))]
     ends, *found = launch("set_facts", [status, totals, outside], dims, shapes, groups)
+    if meanwhile is not None:
+        begin(*found)
+        meanwhile()
     require_values(*found)
-    (repeated, _), *pairs = (np.array(a).tolist() for a in found)
+    (repeated, _), *pairs = read_pairs(found)
     high, low = pairs[0] + pairs[1], pairs[2] + pairs[3]
     bounds = [[2**31 - 1 - v for v in low], [v - 2**31 for v in high]]  # see kernels/coord_hash_insert.metal
     counts = [(number, lost != 0) for number, lost in pairs[4 : 4 + len(sets)]]
@@ -157,6 +164,11 @@ def counted(
             whole = bits, before, ends
         made.append(Marked(*whole, found[5 + i], extent, geometry))
     return made, Facts(repeated != 0, np.array(bounds, np.int32), counts)
+
+
+def read_pairs(arrays: Sequence[mx.array]) -> list[list[int]]:
+    """Values of small integer arrays that were evaluated."""
+    return [a.tolist() for a in arrays]  # type: ignore[misc]
 
 
 @functools.cache

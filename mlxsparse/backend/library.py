@@ -322,7 +322,7 @@ def _plan(
         )
     call, by_value = _kernel(make, name, threads, dtype, group_bytes, fit, template, len(known))
     full = all(map(math.prod, shapes))
-    options = {
+    options: dict[str, Any] = {
         # Metal has no buffer of no elements: an empty output is one element that nobody reads.
         "output_shapes": shapes if full else [shape if math.prod(shape) else (1,) for shape in shapes],
         "output_dtypes": outputs,

@@ -16,8 +16,10 @@ import numpy as np
 from ..backend import kernel_bits, kernel_coords, kernel_sites
 from ..backend.host import require_values
 from ..backend.kernel_bits import Geometry, Marked
+from ..backend.kernel_coords import CoordTable
 from ..backend.kernel_sites import Extent, Reached
 from ..backend.kernel_tiles import TapTiles
+from ..backend.library import begin
 from ..engine.device_map import ByRow, DeviceMap, Side, submanifold
 from ..engine.index import LIMIT, build_index
 from ..engine.sorting import bounds_of
@@ -47,7 +49,18 @@ def inserted(
     root = (batch_size, stride, spatial_shape)
     bounds = ahead.bounds(root)
     plan = [] if bounds is None else ahead.planned(root, bounds, coords.shape[0])
-    marks, (repeated, ends, counts) = kernel_bits.counted(coords, ahead.boxes(plan), table)
+    own: dict[Kernel, DeviceMap] = {}
+    expected = ahead.next_map(root)
+
+    def map_ahead() -> None:
+        assert expected is not None
+        shape = expected.size, expected.dilation, count
+        by_row = partial(kernel_coords.submanifold_map, table, *shape, by_row=True)
+        own[expected] = _own_map(coords, count, expected, count, by_row)
+        begin(*own[expected].output.tiles[:3])
+
+    meanwhile = None if expected is None else map_ahead
+    marks, (repeated, ends, counts) = kernel_bits.counted(coords, ahead.boxes(plan), table, meanwhile)
     if validate and (_range_is_wrong(ends, batch_size, spatial_shape) or repeated):
         rows = host_rows(coords[:count])
         check_range(bounds_of(rows), batch_size, spatial_shape)  # the same errors as on the host
@@ -58,7 +71,7 @@ def inserted(
     size = int(ends[1, 0]) + 1 if batch_size is None else batch_size
     extent = kernel_sites.extent_between(ends, size)
     record = Record(coords, count, stride, size, None, spatial_shape, False, extent)
-    record.table, record.steps = table, root
+    record.table, record.steps, record.own = table, root, own
     ahead.seen(root, extent)
     if bounds is not None and ahead.inside(extent, bounds):
         record.ahead = ahead.chained(plan, marks, counts)
@@ -213,18 +226,36 @@ def _from_marked(coords: mx.array, marks: Marked, rows: int, others: int) -> tup
 
 
 def _onto_itself(source: Record, kernel: Kernel) -> DeviceMap:
-    coords, shape, marks = source.coords, (kernel.size, kernel.dilation, source.known), source.marks
+    shape, marks = (kernel.size, kernel.dilation, source.known), source.marks
+    made = source.own.pop(kernel, None)
+    if made is not None:
+        ahead.mapped(source.steps, kernel)
+        return made
     by_row: Callable[[], ByRow]
     if marks is None:
-        by_row = partial(kernel_coords.submanifold_map, source.table, *shape, by_row=True)
+        table, steps = source.table, source.steps
+
+        def by_row() -> ByRow:
+            ahead.mapped(steps, kernel)
+            return kernel_coords.submanifold_map(table, *shape, by_row=True)
     else:
-        by_row = partial(kernel_bits.submanifold_map, coords, marks, *shape, by_row=True)
+        by_row = partial(kernel_bits.submanifold_map, source.coords, marks, *shape, by_row=True)
         source.marks = None  # more memory than a hash table, and most sets need no other map
+    return _own_map(source.coords, source.active, kernel, source.known, by_row)
 
+
+def _own_map(
+    coords: mx.array,
+    active: int | mx.array,
+    kernel: Kernel,
+    known: int | None,
+    by_row: Callable[[], ByRow],
+) -> DeviceMap:
     def table() -> mx.array:  # few operators read it
-        return kernel_coords.submanifold_map(kernel_coords.hash_table(coords), *shape).nbr
+        made = kernel_coords.hash_table(coords)
+        return kernel_coords.submanifold_map(made, kernel.size, kernel.dilation, known).nbr
 
-    return submanifold(table, coords.shape[0], source.active, kernel.size, by_row)
+    return submanifold(table, coords.shape[0], active, kernel.size, by_row)
 
 
 def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel) -> DeviceMap:

@@ -300,6 +300,7 @@ class CoordinateManager:
                 key._record.parents.clear()
                 key._record.windows.clear()
                 key._record.groups.clear()
+                key._record.own.clear()
                 key._record.index = None
                 key._record.__dict__.pop("identity", None)
 
