@@ -56,7 +56,7 @@ def hash_table(coords: mx.array, capacity: int | None = None, rows: int | None =
     n = coords.shape[0]
     if n > MAX_ROWS:
         raise CapacityError(f"coords has {n} rows, at most {MAX_ROWS} fit a table; split the input")
-    # Half full at most, and most clouds have a third as many blocks: a lookup that finds nothing is soon over.
+    # Half full at most, most clouds have a third as many blocks: a lookup that finds nothing is soon over.
     size = capacity or min(max(64, 1 << max(2 * n - 1, 1).bit_length()), 1 << 31)
     if size < n or size & (size - 1):
         raise CapacityError(f"capacity {size} must be a power of two that is at least the {n} rows")

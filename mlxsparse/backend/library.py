@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import math
-import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -25,40 +23,21 @@ from .arguments import check_coords as check_coords
 from .arguments import check_index as check_index
 from .arguments import numbers as numbers
 from .arguments import read_ints as read_ints
-from .cuda_compile import NAME, machine_code
-from .cuda_text import Bounds, launch_bounds, shared_memory, whole
+from .cuda_compile import machine_code
+from .cuda_text import Bounds, launch_bounds, shared_memory
 from .device import trace
 from .kernel_table import KERNELS as KERNELS
 from .kernel_table import Kernel as Kernel
+from .kernel_text import cuda_prelude, cuda_source, header, unique_name
+from .kernel_text import folder as folder
+from .kernel_text import plain_name as plain_name
+from .kernel_text import text as text
 from .replay import here, replayed
 
 MAX_THREADS = 256  # of a threadgroup: Apple GPUs allow fewer than 1024 when a kernel needs many registers
 ZEROS = [0] * SMALL  # sizes that a launch leaves out
 MAX_GRID_X = 2**31 - 1  # threads; MLX takes the grid as 32-bit integers
 MAX_GRID_YZ = 65535  # threadgroups along y or z, CUDA's limit
-
-# ---------------------------------------------------------------- texts
-
-
-@functools.cache
-def folder() -> pathlib.Path:
-    """Where the kernel texts are: in the installed package, else in the checkout."""
-    package = pathlib.Path(__file__).resolve().parents[1]
-    for place in (package / "kernels", package.parent / "kernels"):
-        if (place / "prelude.cuh").is_file():
-            return place
-    raise DeviceError(f"mlxsparse's kernels/ is neither in {package} nor beside it; reinstall mlxsparse")
-
-
-@functools.cache
-def text(file: str) -> str:
-    """Text of one file of kernels/."""
-    return (folder() / file).read_text(encoding="utf-8")
-
-
-def header(kernel: Kernel) -> str:
-    return "".join(text(name) for name in kernel.headers)
-
 
 # ---------------------------------------------------------------- backends
 
@@ -72,10 +51,6 @@ def _metal(
     return mx.fast.metal_kernel(
         name=name, input_names=input_names, output_names=output_names, source=source, header=header
     )
-
-
-def cuda_prelude() -> str:
-    return text("prelude.cuh") + text("tile.cuh") + text("stage.cuh")
 
 
 def _cuda(
@@ -162,36 +137,6 @@ def _compiled(
         shared_memory=group_bytes,
         ensure_row_contiguous=True,
     )
-
-
-def cuda_source(
-    name: str,
-    values: dict[str, Any],
-    dynamic: bool = False,
-    bounds: Bounds | None = None,
-    known: int = 0,
-) -> str:
-    """CUDA text of kernel `name`. values: of its template, T as a dtype or its name; the rest: `whole`."""
-    kernel = KERNELS[name]
-    kind = str(values.get("T", "")).removeprefix("mlx.core.")
-    inputs, outputs = (
-        {array: kind if of == "T" else of for array, of in side.items()}
-        for side in (kernel.inputs, kernel.outputs)
-    )
-    constants = {key: kind if key == "T" else values[key] for key in kernel.template}
-    head, body = cuda_prelude() + header(kernel), text(f"{name}.metal")
-    return whole(NAME, inputs, outputs, constants, head, body, bounds, dynamic, known)
-
-
-def unique_name(name: str) -> str:
-    """A name that changes with the text: MLX knows kernels by name."""
-    whole = cuda_prelude() + header(KERNELS[name]) + text(f"{name}.metal")
-    return f"mlxsparse_{name}_{hashlib.sha256(whole.encode()).hexdigest()[:10]}"
-
-
-def plain_name(unique: str) -> str:
-    """The name in KERNELS of a `unique_name`."""
-    return unique.removeprefix("mlxsparse_").rpartition("_")[0]
 
 
 # ---------------------------------------------------------------- launching

@@ -16,7 +16,6 @@ import numpy as np
 from ..backend import kernel_bits, kernel_coords, kernel_sites
 from ..backend.host import require_values
 from ..backend.kernel_bits import Geometry, Marked
-from ..backend.kernel_coords import CoordTable
 from ..backend.kernel_sites import Extent, Reached
 from ..backend.kernel_tiles import TapTiles
 from ..backend.library import begin

@@ -211,7 +211,8 @@ def by_row() -> None:
         m = sized(300, 30_000)
         nbr = rng(taps).integers(-40, 60, (taps, m)).astype(np.int32)  # from 50 on none, as below 0
         one, other = (
-            tiles.tap_tiles(integers(t), 50, None, m - 7, by_row=rows) for t, rows in ((nbr, False), (nbr.T, True))
+            tiles.tap_tiles(integers(t), 50, None, m - 7, by_row=rows)
+            for t, rows in ((nbr, False), (nbr.T, True))
         )
         for a, b in zip(one[:3], other[:3], strict=True):
             equal(b, np.array(a), f"{taps} taps")

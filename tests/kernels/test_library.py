@@ -43,7 +43,7 @@ def test_the_text_is_found_in_the_package_before_the_checkout(tmp_path: Any, mon
     package = tmp_path / "mlxsparse"
     for place in (package / "backend", package / "kernels", tmp_path / "kernels"):
         place.mkdir(parents=True)
-    monkeypatch.setattr(library, "__file__", str(package / "backend" / "library.py"))
+    monkeypatch.setattr(kernel_text, "__file__", str(package / "backend" / "kernel_text.py"))
     find = library.folder.__wrapped__
     with pytest.raises(DeviceError, match="reinstall mlxsparse"):
         find()
