@@ -10,7 +10,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxsparse.backend import cuda_compile, kernel_conv, kernel_coords, kernel_rows, library, tile_shapes
+from mlxsparse.backend import (
+    cuda_compile,
+    kernel_conv,
+    kernel_coords,
+    kernel_rows,
+    kernel_text,
+    library,
+    tile_shapes,
+)
 from mlxsparse.errors import CapacityError, DeviceError, DTypeError, MLXSparseError, ShapeError, StrideError
 
 
