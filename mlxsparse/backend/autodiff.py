@@ -20,7 +20,7 @@ import mlx.core as mx
 from ..errors import TransformError
 from .device import executor
 from .library import begin
-from .replay import here
+from .replay import here, plainly
 
 Gradient = Callable[..., mx.array]
 Gradients = Callable[..., Sequence[mx.array]]
@@ -65,6 +65,12 @@ def traced(*inputs: mx.array) -> bool:
     _seen.body = False
     _probe(*inputs)
     return _seen.body
+
+
+def replaying(*inputs: mx.array) -> plainly:
+    """Launches inside, which read what follows from these arrays alone, are replayed if none is traced."""
+    on_gpu = mx.default_device().type == mx.DeviceType.gpu
+    return plainly(on_gpu and not _seen.plain and not traced(*inputs))
 
 
 def _hand_over(result: mx.array) -> None:

@@ -183,7 +183,7 @@ def ready(
         tuple(map(tuple, shapes)), tuple(template.items()), known,
     )  # fmt: skip
     last = [] if plan.call is None or plan.by_value else [sizes(name, dims)]
-    return Launch(name, plan, [tuple(shape) for shape in shapes], last)
+    return Launch(name, plan, shapes, last)
 
 
 class Launch:
@@ -195,7 +195,7 @@ class Launch:
         self,
         name: str,
         plan: Plan,
-        shapes: list[tuple[int, ...]],
+        shapes: Sequence[Sequence[int]],
         last: list[mx.array],
         types: list[mx.Dtype] | None = None,
     ):

@@ -23,6 +23,21 @@ class _Here(threading.local):
 here = _Here()
 
 
+class plainly:  # noqa: N801, used as a statement
+    """Launches inside are replayed, where `plain`."""
+
+    __slots__ = ("_before", "_plain")
+
+    def __init__(self, plain: bool):
+        self._plain = plain
+
+    def __enter__(self) -> None:
+        self._before, here.plain = here.plain, self._plain
+
+    def __exit__(self, *_: object) -> None:
+        here.plain = self._before
+
+
 def replayed(run: Run) -> Run:
     """`run` as a compiled function of MLX from some call on; for arrays that no transformation traces."""
     calls = itertools.count()

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple
 
 import mlx.core as mx
-import numpy as np
 
 from ..backend import kernel_bits, kernel_coords, kernel_sites
 from ..backend.host import require_values
@@ -67,7 +66,7 @@ def inserted(
         raise MLXSparseError(
             "coords were refused by the device's check and pass the host's; please report this"
         )
-    size = int(ends[1, 0]) + 1 if batch_size is None else batch_size
+    size = ends[1][0] + 1 if batch_size is None else batch_size
     extent = kernel_sites.extent_between(ends, size)
     record = Record(coords, count, stride, size, None, spatial_shape, False, extent)
     record.table, record.steps, record.own = table, root, own
@@ -77,8 +76,10 @@ def inserted(
     return record
 
 
-def _range_is_wrong(ends: np.ndarray, batch_size: int | None, shape: Triple | None) -> bool:
-    (first, *low), (last, *high) = ends.astype(int).tolist()
+def _range_is_wrong(
+    ends: tuple[list[int], list[int]], batch_size: int | None, shape: Triple | None
+) -> bool:
+    (first, *low), (last, *high) = ends
     if first < 0 or (batch_size is not None and last >= batch_size):
         return True
     if min(low) <= -LIMIT or max(high) >= LIMIT:
@@ -219,7 +220,13 @@ def _by_bits(source: Record, target: Record, kernel: Kernel) -> tuple[Makers, Ma
 
 def _from_marked(coords: mx.array, marks: Marked, rows: int, others: int) -> tuple[Makers, Makers]:
     """The side of the marked set, which has `rows` rows, and the side of `coords`, which has `others`."""
-    by_row = cache(lambda: kernel_bits.site_map(coords, marks, rows, by_row=True))
+    made: list[mx.array] = []
+
+    def by_row() -> mx.array:
+        if not made:
+            made.append(kernel_bits.site_map(coords, marks, rows, by_row=True))
+        return made[0]
+
     near = Makers(lambda: kernel_bits.site_map(coords, marks, rows), lambda: (by_row(), None))
     return near, Makers(lambda: kernel_coords.flipped(by_row(), others, by_row=True))
 
@@ -254,7 +261,7 @@ def _own_map(
         made = kernel_coords.hash_table(coords)
         return kernel_coords.submanifold_map(made, kernel.size, kernel.dilation, known).nbr
 
-    return submanifold(table, coords.shape[0], active, kernel.size, by_row)
+    return submanifold(table, coords.shape[0], active, kernel.size, by_row, coords)
 
 
 def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel) -> DeviceMap:
@@ -276,8 +283,8 @@ def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
         sides = Makers(lambda: found.nbr), Makers(lambda: found.back)
     output, inputs = sides
     return DeviceMap(
-        Side(output.table, rows_in, kernel.size, target.active, *output[1:]),
-        Side(inputs.table, rows_out, kernel.size, source.active, *inputs[1:]),
+        Side(output.table, rows_in, kernel.size, target.active, *output[1:], origin=source.coords),
+        Side(inputs.table, rows_out, kernel.size, source.active, *inputs[1:], origin=source.coords),
         source.active,
         target.active,
     )

@@ -174,9 +174,9 @@ def repeated_rows() -> None:
         rows = np.concatenate([c, more])
         repeated, ends, _ = facts(rows)
         assert repeated == wanted
-        equal(ends, np.stack([rows.min(axis=0), rows.max(axis=0)]), "bounds")
+        equal(np.array(ends), np.stack([rows.min(axis=0), rows.max(axis=0)]), "bounds")
     for count in (1, 2, len(c), len(c) + 2):
-        ends = facts(rows, count).ends
+        ends = np.array(facts(rows, count).ends)
         equal(ends, np.stack([rows[:count].min(axis=0), rows[:count].max(axis=0)]), f"bounds of {count}")
 
 
