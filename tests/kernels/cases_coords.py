@@ -116,6 +116,12 @@ def hash_of_more_rows() -> None:
     fewer = table._replace(coords=integers(coords[:-1]))
     wanted = np.append(np.arange(len(coords) - 1), -1)
     equal(kc.find_rows(fewer, integers(coords)), wanted, "rows")
+    near = coords ^ np.array([0, 0, 0, 1], np.int32)
+    past = mx.array(~np.uint32(len(coords)))
+    wild = table._replace(cells=mx.where(table.cells == 0, past, table.cells))
+    equal(kc.find_rows(wild, integers(near)), lowest_rows(coords, near), "rows that do not exist")
+    own = [kc.submanifold_map(of, (3, 3, 3), by_row=True).nbr for of in (table, wild)]
+    equal(own[1], np.array(own[0]), "map of rows that do not exist")
 
 
 def hash_tiny() -> None:
