@@ -128,8 +128,8 @@ OWN = (((3, 3, 3), (1, 1, 1)), ((3, 1, 5), (2, 1, 1)), ((5, 3, 3), (1, 1, 2)), (
 def mirrored() -> None:
     low, high = -(2**31), 2**31 - 1
     ends = np.array(
-        [[0, high, low, 0], [0, high - 1, low + 1, 0], [0, -2, 2, 2], [1, low, high, 1], [1, low + 1, high - 1, 1]]
-        + [[1, 4, 4, z] for z in (low, low + 1, high - 1, high)],
+        [[0, high, low, 0], [0, high - 1, low + 1, 0], [0, -2, 2, 2], [1, low, high, 1]]
+        + [[1, low + 1, high - 1, 1], *([1, 4, 4, z] for z in (low, low + 1, high - 1, high))],
         np.int32,
     )
     for n in (0, 1, sized(120, 4000)):
