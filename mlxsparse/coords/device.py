@@ -18,7 +18,7 @@ from ..backend.kernel_bits import Geometry, Marked
 from ..backend.kernel_sites import Extent, Reached
 from ..backend.kernel_tiles import TapTiles
 from ..backend.library import begin
-from ..engine.device_map import ByRow, DeviceMap, Side, submanifold
+from ..engine.device_map import BEGUN, ByRow, DeviceMap, Side, submanifold
 from ..engine.index import LIMIT, build_index
 from ..engine.sorting import bounds_of
 from ..errors import CapacityError, CoordinateRangeError, MLXSparseError
@@ -44,6 +44,8 @@ def inserted(
         extent = Extent((0, 0, 0), (1, 1, 1), batch_size or 0)
         return Record(coords, 0, stride, batch_size or 0, None, spatial_shape, False, extent)
     table = kernel_coords.hash_table(coords, rows=count)
+    if coords.shape[0] >= BEGUN:  # it takes the GPU longer than the host what follows
+        begin(table.slots)
     root = (batch_size, stride, spatial_shape)
     bounds = ahead.bounds(root)
     plan = [] if bounds is None else ahead.planned(root, bounds, coords.shape[0])
