@@ -71,7 +71,9 @@ def inserted(
     size = ends[1][0] + 1 if batch_size is None else batch_size
     extent = kernel_sites.extent_between(ends, size)
     record = Record(coords, count, stride, size, None, spatial_shape, False, extent)
-    record.table, record.steps, record.own = table, root, own
+    record.steps, record.own = root, own
+    if not own:  # whose kernel was all that reads it, as a rule
+        record.table = table
     ahead.seen(root, extent)
     if bounds is not None and ahead.inside(extent, bounds):
         record.ahead = ahead.chained(plan, marks, counts)
@@ -242,6 +244,7 @@ def _onto_itself(source: Record, kernel: Kernel) -> DeviceMap:
     by_row: Callable[[], ByRow]
     if marks is None:
         table, steps = source.table, source.steps
+        del source.table  # 40 bytes a row, and most sets need no other map
 
         def by_row() -> ByRow:
             ahead.mapped(steps, kernel)
