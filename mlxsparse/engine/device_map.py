@@ -64,9 +64,10 @@ class Side:
                     tiles = tap_tiles(rows, self.sources, self.size, active, keys, by_row=True)
                 else:
                     tiles = tap_tiles(self.table, self.sources, self.size, active)
-        self._by_row = self._make_tiles = None
-        if tiles.size >= BEGUN:
+        # What is sorted takes the GPU long enough.
+        if tiles.size >= BEGUN and self._make_tiles is None:
             begin(*tiles[:3])
+        self._by_row = self._make_tiles = None
         return tiles
 
     @property
