@@ -43,21 +43,29 @@ def inserted(
     if count == 0:
         extent = Extent((0, 0, 0), (1, 1, 1), batch_size or 0)
         return Record(coords, 0, stride, batch_size or 0, None, spatial_shape, False, extent)
-    table = kernel_coords.hash_table(coords, rows=count)
-    if coords.shape[0] >= BEGUN:  # it takes the GPU longer than the host what follows
-        begin(table.slots)
-    root = (batch_size, stride, spatial_shape)
+    root, many = (batch_size, stride, spatial_shape), coords.shape[0] >= BEGUN
     bounds = ahead.bounds(root)
     plan = [] if bounds is None else ahead.planned(root, bounds, coords.shape[0])
+    table = kernel_coords.hash_table(coords, rows=count)
+    if many and plan:  # it takes the GPU longer than the host what follows
+        begin(table.slots)
     own: dict[Kernel, DeviceMap] = {}
     expected = ahead.next_map(root)
 
     def map_ahead() -> None:
         assert expected is not None
         shape = expected.size, expected.dilation, count
-        by_row = partial(kernel_coords.submanifold_map, table, *shape, by_row=True)
+
+        def by_row() -> ByRow:
+            made = kernel_coords.submanifold_map(table, *shape, by_row=True)
+            if many:
+                begin(made.nbr)
+            return made
+
         own[expected] = _own_map(coords, count, expected, count, by_row)
-        begin(*own[expected].output.tiles[:3])
+        tiles = own[expected].output.tiles
+        if not many:  # else they have begun
+            begin(*tiles[:3])
 
     meanwhile = None if expected is None else map_ahead
     marks, (repeated, ends, counts) = kernel_bits.counted(coords, ahead.boxes(plan), table, meanwhile)
