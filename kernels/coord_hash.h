@@ -1,6 +1,8 @@
-// Open-addressing table of coordinate rows. A slot holds row + 1 in its low bits, 0 is empty; coordinates are compared in
-// full, so there is no packing limit. The bits above hold a tag from the hash, so that most foreign entries are told
-// apart without reading their coordinates. The probe step is a second hash: keys that meet in their first slot part ways.
+// Open-addressing table of blocks of 2 x 2 x 2 sites. A slot names one row of its block, row + 1 in its low bits, 0 is
+// empty; blocks are compared in full, so there is no packing limit. The bits above hold a tag from the hash, so that most
+// foreign entries are told apart without reading their coordinates. The probe step is a second hash: keys that meet in
+// their first slot part ways. cells[8 r + c] holds ~row of site c of the block that row r stands for, 0 where there is
+// none: of 27 neighbours all lie in eight blocks.
 #ifndef MLXSPARSE_COORD_HASH
 #define MLXSPARSE_COORD_HASH
 METAL_FUNC uint coord_mix(uint h, uint v) {
@@ -10,7 +12,11 @@ METAL_FUNC uint coord_mix(uint h, uint v) {
   return h ^ (h >> 13);
 }
 
-// Of (b, x, y); coord_mix with z gives the hash. Neighbours along z share it.
+METAL_FUNC int coord_half(int c) { return c >> 1; } // the block of a coordinate, rounded down
+
+METAL_FUNC uint coord_cell(int x, int y, int z) { return uint(x & 1) << 2 | uint(y & 1) << 1 | uint(z & 1); }
+
+// Of (b, x, y) of a block; coord_mix with z gives the hash. Neighbours along z share it.
 METAL_FUNC uint coord_column(int b, int x, int y) {
   return coord_mix(coord_mix(coord_mix(0x27D4EB2Fu, uint(b)), uint(x)), uint(y));
 }
@@ -33,15 +39,18 @@ METAL_FUNC uint coord_rows(uint n) {
 
 METAL_FUNC uint coord_tag(uint hash, uint rows) { return (hash * 0x9E3779B1u) & ~rows; }
 
-METAL_FUNC bool coord_equal(const device int* coords, uint row, bool wide, int b, int x, int y, int z) {
+// Whether a row lies in block (b, x, y, z).
+METAL_FUNC bool coord_inside(const device int* coords, uint row, bool wide, int b, int x, int y, int z) {
   int site[4];
   load_site(coords, size_t(row), wide, site);
-  return site[0] == b && site[1] == x && site[2] == y && site[3] == z;
+  return site[0] == b && coord_half(site[1]) == x && coord_half(site[2]) == y && coord_half(site[3]) == z;
 }
 
-// Row of (b, x, y, z), which have this hash, among the n rows of coords; -1 if it is not there.
-METAL_FUNC int coord_find(
-    const device int* coords, const device uint* table, uint n, uint mask, uint hash, int b, int x, int y, int z) {
+// The row that stands for block (b, x, y, z), which has this hash, among the n rows of coords; -1 if it is not there.
+// entry: what its first slot holds.
+METAL_FUNC int coord_block(
+    const device int* coords, const device uint* table, uint n, uint mask, uint hash, uint entry, int b, int x, int y,
+    int z) {
   bool wide = sites_aligned(coords);
   uint rows = coord_rows(n);
   uint tag = coord_tag(hash, rows);
@@ -49,16 +58,27 @@ METAL_FUNC int coord_find(
   uint step = 0u;
   int row = -1;
   for (uint probe = 0u; probe <= mask; probe++) {
-    uint entry = table[slot];
     if (entry == 0u) break;
     uint place = (entry & rows) - 1u;
-    if (((entry ^ tag) & ~rows) == 0u && place < n && coord_equal(coords, place, wide, b, x, y, z)) {
+    if (((entry ^ tag) & ~rows) == 0u && place < n && coord_inside(coords, place, wide, b, x, y, z)) {
       row = int(place);
       break;
     }
     if (step == 0u) step = coord_step(b, x, y, z);
     slot = (slot + step) & mask;
+    entry = table[slot];
   }
   return row;
+}
+
+// Row of site (b, x, y, z) among the n rows of coords, -1 if it is not there.
+METAL_FUNC int coord_find(
+    const device int* coords, const device uint* table, const device uint* cells, uint n, uint mask, int b, int x, int y,
+    int z) {
+  int bx = coord_half(x), by = coord_half(y), bz = coord_half(z);
+  uint hash = coord_hash(b, bx, by, bz);
+  int first = coord_block(coords, table, n, mask, hash, table[hash & mask], b, bx, by, bz);
+  uint row = first < 0 ? 4294967295u : ~cells[8 * size_t(first) + size_t(coord_cell(x, y, z))];
+  return row < n ? int(row) : -1;
 }
 #endif

@@ -1,7 +1,8 @@
 // Table of coordinate rows (coord_hash.h). Equal coordinates keep their lowest row, whatever the order of the threads.
 // in: coords[N, 4] int32, rows with a negative batch are padding and left out; dims = {N, CAP, R}, CAP a power of two >= N, R <= N
-// out: table[CAP] uint32, 0 before; status[16] uint32, 0 before: status[0] becomes 1 if two rows are equal,
-//      status[1 .. 4] the largest batch, x, y, z + 2^31 of the first R rows, status[5 .. 8] 2^31 - 1 less the least of them
+// out: table[CAP] uint32, 0 before; cells[N, 8] uint32, 0 before; status[16] uint32, 0 before: status[0] becomes 1 if two
+//      rows are equal, status[1 .. 4] the largest batch, x, y, z + 2^31 of the first R rows, status[5 .. 8] 2^31 - 1 less
+//      the least of them
 // grid: one thread a row, 256 a threadgroup
 threadgroup uint ends[8 * 8];
 uint i = thread_position_in_grid.x;
@@ -13,12 +14,13 @@ for (int a = 0; a < 4; a++) site[a] = -1;
 if (i < n) load_site(coords, size_t(i), wide, site);
 if (site[0] >= 0) {
   device atomic_uint* slots = (device atomic_uint*)table;
-  int b = site[0], x = site[1], y = site[2], z = site[3];
+  int b = site[0], x = coord_half(site[1]), y = coord_half(site[2]), z = coord_half(site[3]);
   uint hash = coord_hash(b, x, y, z);
   uint rows = coord_rows(n);
   uint mine = coord_tag(hash, rows) | (i + 1u);
   uint slot = hash & mask;
   uint step = 0u;
+  uint block = n; // the row that stands for the block
   for (uint probe = 0u; probe <= mask; probe++) {
     uint entry = atomic_load_explicit(&slots[slot], memory_order_relaxed);
     while (entry == 0u) { // a weak compare-exchange may fail without cause: repeat until the slot is seen taken
@@ -26,17 +28,22 @@ if (site[0] >= 0) {
               &slots[slot], &entry, mine, memory_order_relaxed, memory_order_relaxed))
         break;
     }
-    if (entry == 0u) break; // this thread took the slot
-    uint place = (entry & rows) - 1u;
-    if (((entry ^ mine) & ~rows) == 0u && coord_equal(coords, place, wide, b, x, y, z)) {
-      // Equal coordinates have equal tags: the smaller entry is the lower row.
-      if (entry > mine) atomic_fetch_min_explicit(&slots[slot], mine, memory_order_relaxed);
-      device atomic_uint* flags = (device atomic_uint*)status;
-      atomic_fetch_or_explicit(&flags[0], 1u, memory_order_relaxed);
+    uint place = entry == 0u ? i : (entry & rows) - 1u;
+    if (entry == 0u || (((entry ^ mine) & ~rows) == 0u && coord_inside(coords, place, wide, b, x, y, z))) {
+      block = place;
       break;
     }
     if (step == 0u) step = coord_step(b, x, y, z);
     slot = (slot + step) & mask;
+  }
+  if (block < n) {
+    device atomic_uint* found = (device atomic_uint*)cells;
+    size_t cell = 8 * size_t(block) + size_t(coord_cell(site[1], site[2], site[3]));
+    uint before = atomic_fetch_max_explicit(&found[cell], ~i, memory_order_relaxed);
+    if (before != 0u) {
+      device atomic_uint* flags = (device atomic_uint*)status;
+      atomic_fetch_or_explicit(&flags[0], 1u, memory_order_relaxed);
+    }
   }
 }
 int lane = int(thread_index_in_simdgroup), sg = int(simdgroup_index_in_threadgroup);

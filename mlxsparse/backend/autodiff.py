@@ -20,7 +20,7 @@ import mlx.core as mx
 from ..errors import TransformError
 from .device import executor
 from .library import begin
-from .replay import here
+from .replay import here, plainly
 
 Gradient = Callable[..., mx.array]
 Gradients = Callable[..., Sequence[mx.array]]
@@ -65,6 +65,12 @@ def traced(*inputs: mx.array) -> bool:
     _seen.body = False
     _probe(*inputs)
     return _seen.body
+
+
+def replaying(*inputs: mx.array) -> plainly:
+    """Launches inside, which read what follows from these arrays alone, are replayed if none is traced."""
+    on_gpu = mx.default_device().type == mx.DeviceType.gpu
+    return plainly(on_gpu and not _seen.plain and not traced(*inputs))
 
 
 def _hand_over(result: mx.array) -> None:
@@ -163,26 +169,31 @@ def together(
 def _custom(
     name: str, forward: Callable[..., mx.array], gradients: Gradients, device: mx.Device
 ) -> Callable[..., mx.array]:
-    cut = mx.stop_gradient  # MLX's jvp would walk into the forward's own graph, where a kernel raises
-    function: Any = mx.custom_function(lambda *a: forward(*map(cut, a)))
-
     def vjp(primals: Any, cotangent: mx.array, result: mx.array) -> Any:
         arguments = primals if isinstance(primals, (tuple, list)) else (primals,)
         with mx.stream(device):
             made = gradients(cotangent, result, *arguments)
         return tuple(made) if len(made) > 1 else made[0]
 
-    function.vjp(vjp)
-    function.jvp(_refuse(name, "forward-mode derivative (jvp)"))
-    function.vmap(_refuse(name, "batched form (vmap)"))
+    custom: list[Any] = []  # the function, made where a transformation asks for it: that takes a while
+
+    def traceable(*inputs: mx.array) -> mx.array:
+        if not custom:
+            cut = mx.stop_gradient  # MLX's jvp would walk into the forward's own graph, where a kernel raises
+            function: Any = mx.custom_function(lambda *a: forward(*map(cut, a)))
+            function.vjp(vjp)
+            function.jvp(_refuse(name, "forward-mode derivative (jvp)"))
+            function.vmap(_refuse(name, "batched form (vmap)"))
+            custom.append(function)
+        result: mx.array = custom[0](*inputs)
+        return result
 
     on_gpu = device.type == mx.DeviceType.gpu
 
     def call(*inputs: mx.array) -> mx.array:
         result: mx.array
         if traced(*inputs):
-            result = function(*inputs)
-            return result
+            return traceable(*inputs)
         here.plain = on_gpu and not _seen.plain
         try:
             result = forward(*inputs)

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
-import numpy as np
 
 from .host import require_values
 from .kernel_coords import CoordTable, OwnMap, Triple
 from .kernel_sites import Extent
 from .kernel_tiles import PLACES, TapTiles, tap_order
-from .library import MAX_THREADS, SMALL, blocks, check_coords, launch
+from .library import MAX_THREADS, SMALL, begin, blocks, check_coords, launch
 
 PER_STRETCH = 256  # blocks of 256 cells whose ones are counted together
 STRETCH = 256 * PER_STRETCH
@@ -85,14 +84,8 @@ def _shape(g: Geometry, extent: Extent) -> list[int]:
 
 
 @functools.lru_cache(maxsize=256)
-def _array(values: tuple[int, ...]) -> mx.array:
-    return mx.array(values, dtype=mx.int32)
-
-
-def _ones(coords: mx.array, sets: Sequence[Box]) -> tuple[mx.array, mx.array, mx.array, mx.array, list[int]]:
-    """Bits, before, totals and status of sets side by side; first and number of the totals of each."""
-    check_coords("coords", coords)
-    n = coords.shape[0]
+def _side_by_side(sets: tuple[Box, ...]) -> tuple[mx.array, list[int], int]:
+    """Shapes of sets for kernels/site_bits.metal; first and number of the totals of each; totals of all."""
     shapes: list[int] = []
     spans, start = [], 0
     for extent, geometry in sets:
@@ -100,10 +93,18 @@ def _ones(coords: mx.array, sets: Sequence[Box]) -> tuple[mx.array, mx.array, mx
         shapes += [*_shape(geometry, extent), start * PER_STRETCH]
         spans += [start, parts]
         start += parts
+    return mx.array(shapes, dtype=mx.int32), spans, start
+
+
+def _ones(coords: mx.array, sets: Sequence[Box]) -> tuple[mx.array, mx.array, mx.array, mx.array, list[int]]:
+    """Bits, before, totals and status of sets side by side; first and number of the totals of each."""
+    check_coords("coords", coords)
+    n = coords.shape[0]
+    shapes, spans, start = _side_by_side(tuple(sets))
     count = start * PER_STRETCH
     groups = (blocks(n, MAX_THREADS), 1, 1)
-    inputs, words = [coords, _array(tuple(shapes))], [(8 * count,), (8,)]
-    bits, status = launch("site_bits", inputs, [n, len(sets)], words, groups, init=0)
+    words = [(8 * count,), (8,)]
+    bits, status = launch("site_bits", [coords, shapes], [n, len(sets)], words, groups, init=0)
     # Totals and ends are longer by what a short input of a kernel would be padded by.
     long = [(count,), (start + SMALL,)]
     before, totals = launch("bit_counts", [bits], [count], long, (start, 1, 1))
@@ -122,16 +123,20 @@ class Facts(NamedTuple):
     """What the host reads of a set and of sets that follow from it."""
 
     repeated: bool  # two rows are equal
-    ends: np.ndarray  # (2, 4) int32 least and largest batch, x, y, z
+    ends: tuple[list[int], list[int]]  # least and largest batch, x, y, z
     counts: list[tuple[int, bool]]  # sites of each marked set, and whether one lay outside
 
 
 def counted(
-    coords: mx.array, sets: Sequence[Box], table: CoordTable | None = None
+    coords: mx.array,
+    sets: Sequence[Box],
+    table: CoordTable | None = None,
+    meanwhile: Callable[[], object] | None = None,
 ) -> tuple[list[Marked], Facts]:
     """As `marked`, at most MOST_SETS sets at once, and their counts; repeated and ends are the table's.
 
-    One wait for all. Without a table repeated and ends mean nothing.
+    One wait for all, before which `meanwhile` is called, whose work the GPU goes on with. Without a table
+    repeated and ends mean nothing.
     """
     status = no_status() if table is None else table.status
     spans: list[int] = []
@@ -142,10 +147,13 @@ def counted(
     groups = (max(len(sets), 1), 1, 1)
     dims = [len(sets), *spans, *[0] * (2 * (MOST_SETS - len(sets)))]
     ends, *found = launch("set_facts", [status, totals, outside], dims, shapes, groups)
+    if meanwhile is not None:
+        begin(*found)
+        meanwhile()
     require_values(*found)
-    (repeated, _), *pairs = (np.array(a).tolist() for a in found)
+    (repeated, _), *pairs = read_pairs(found)
     high, low = pairs[0] + pairs[1], pairs[2] + pairs[3]
-    bounds = [[2**31 - 1 - v for v in low], [v - 2**31 for v in high]]  # see kernels/coord_hash_insert.metal
+    ends_of = [2**31 - 1 - v for v in low], [v - 2**31 for v in high]  # see kernels/coord_hash_insert.metal
     counts = [(number, lost != 0) for number, lost in pairs[4 : 4 + len(sets)]]
     made = []
     for i, (extent, geometry) in enumerate(sets):
@@ -156,7 +164,12 @@ def counted(
         else:
             whole = bits, before, ends
         made.append(Marked(*whole, found[5 + i], extent, geometry))
-    return made, Facts(repeated != 0, np.array(bounds, np.int32), counts)
+    return made, Facts(repeated != 0, ends_of, counts)
+
+
+def read_pairs(arrays: Sequence[mx.array]) -> list[list[int]]:
+    """Values of small integer arrays that were evaluated."""
+    return [a.tolist() for a in arrays]  # type: ignore[misc]
 
 
 @functools.cache

@@ -31,10 +31,11 @@ MAX_ROWS = 2**30  # so that a table of twice as many slots has a 32-bit size
 
 
 class CoordTable(NamedTuple):
-    """Coordinates and the hash table of their rows."""
+    """Coordinates and the hash table of their blocks of 2 x 2 x 2 sites (kernels/coord_hash.h)."""
 
     coords: mx.array  # (N, 4) int32
     slots: mx.array  # (CAP,) uint32, tag and row + 1, or 0
+    cells: mx.array  # (N, 8) uint32, rows of the sites of each block
     status: mx.array  # (16,) uint32, see kernels/coord_hash_insert.metal
 
 
@@ -48,21 +49,22 @@ class NeighbourMap(NamedTuple):
 def hash_table(coords: mx.array, capacity: int | None = None, rows: int | None = None) -> CoordTable:
     """Table of the rows of (N, 4) int32 coordinates; of equal ones the lowest row.
 
-    capacity: slots, a power of two that is at least N; default at least 4 N. rows: the first that the bounds
+    capacity: slots, a power of two that is at least N; default at least 2 N. rows: the first that the bounds
     of the coordinates are of; default all.
     """
     check_coords("coords", coords)
     n = coords.shape[0]
     if n > MAX_ROWS:
         raise CapacityError(f"coords has {n} rows, at most {MAX_ROWS} fit a table; split the input")
-    # A quarter full at most: a lookup that finds nothing is over sooner.
-    size = capacity or min(max(64, 1 << max(4 * n - 1, 1).bit_length()), 1 << 31)
+    # Half full at most, most clouds have a third as many blocks: a lookup that finds nothing is soon over.
+    size = capacity or min(max(64, 1 << max(2 * n - 1, 1).bit_length()), 1 << 31)
     if size < n or size & (size - 1):
         raise CapacityError(f"capacity {size} must be a power of two that is at least the {n} rows")
     groups = (blocks(n, MAX_THREADS), 1, 1)
     dims = [n, size, n if rows is None else rows]
-    slots, status = launch("coord_hash_insert", [coords], dims, [(size,), (16,)], groups, init=0)
-    return CoordTable(coords, slots, status)
+    shapes = [(size,), (n, 8), (16,)]
+    slots, cells, status = launch("coord_hash_insert", [coords], dims, shapes, groups, init=0)
+    return CoordTable(coords, slots, cells, status)
 
 
 def find_rows(table: CoordTable, queries: mx.array) -> mx.array:
@@ -70,7 +72,7 @@ def find_rows(table: CoordTable, queries: mx.array) -> mx.array:
     check_coords("queries", queries)
     m = queries.shape[0]
     dims = [table.coords.shape[0], table.slots.size, m]
-    inputs = [table.coords, table.slots, queries]
+    inputs = [table.coords, table.slots, table.cells, queries]
     return launch("coord_hash_lookup", inputs, dims, [(m,)], (blocks(m, MAX_THREADS), 1, 1))[0]
 
 
@@ -93,7 +95,7 @@ def neighbour_map(
         raise CapacityError(f"a kernel of {size} has {taps} taps, at most {MAX_GRID_YZ} are supported")
     _check_positive("stride", stride)
     dims = [n, table.slots.size, m, *size, *stride, *padding, *dilation]
-    inputs = [table.coords, table.slots, queries]
+    inputs = [table.coords, table.slots, table.cells, queries]
     groups = (blocks(m, MAX_THREADS), taps, 1)
     return NeighbourMap(*launch("neighbour_map", inputs, dims, [(taps, m), (taps, n)], groups, init=-1))
 
@@ -126,7 +128,7 @@ def submanifold_map(
     if taps > MAX_GRID_YZ or any(k % 2 == 0 for k in size):
         raise CapacityError(f"size must be odd on every axis and at most {MAX_GRID_YZ} taps, got {size}")
     bit, window = tap_order(size, n if active is None else active)
-    inputs = [table.coords, table.slots, bit]
+    inputs = [table.coords, table.slots, table.cells, bit]
     dims = [n, table.slots.size, *size, *dilation, window, int(by_row)]
     shapes = [(n, taps) if by_row else (taps, n), (n,)]
     groups = (blocks(n, MAX_THREADS), 1, 1)

@@ -5,6 +5,7 @@ One count is read for each new set, none where a capacity is given.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -49,16 +50,17 @@ def extent_of(coords: mx.array, batch_size: int) -> Extent:
     """Bounds of (n, 4) int32 coordinates. Waits for them."""
     if coords.shape[0] == 0:
         return Extent((0, 0, 0), (1, 1, 1), batch_size)
-    return extent_between(np.array(mx.stack([coords.min(axis=0), coords.max(axis=0)])), batch_size)
+    low, high = np.array(mx.stack([coords.min(axis=0), coords.max(axis=0)])).tolist()
+    return extent_between((low, high), batch_size)
 
 
-def extent_between(ends: np.ndarray, batch_size: int) -> Extent:
+def extent_between(ends: tuple[list[int], list[int]], batch_size: int) -> Extent:
     """From the least and the largest (batch, x, y, z)."""
-    low, high = ends[:, 1:].astype(int).tolist()
-    x, y, z = (b - a + 1 for a, b in zip(low, high))
-    return Extent((low[0], low[1], low[2]), (x, y, z), batch_size)
+    (_, x, y, z), (_, right, back, top) = ends
+    return Extent((x, y, z), (right - x + 1, back - y + 1, top - z + 1), batch_size)
 
 
+@functools.lru_cache(maxsize=1024)
 def reached_extent(
     extent: Extent, size: Triple, stride: Triple, padding: Triple, dilation: Triple, forward: bool
 ) -> Extent:

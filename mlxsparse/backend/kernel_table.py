@@ -75,8 +75,10 @@ KERNELS: dict[str, Kernel] = {
         {"ct": _T, "x": _T, "nbr": _I, "rows": _I, "masks": _U},
         {"parts": _F}, ("tile.h",), ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES"),
     ),
-    "coord_hash_insert": Kernel({"coords": _I}, {"table": _U, "status": _U}, _HASH),
-    "coord_hash_lookup": Kernel({"coords": _I, "table": _U, "queries": _I}, {"rows": _I}, _HASH),
+    "coord_hash_insert": Kernel({"coords": _I}, {"table": _U, "cells": _U, "status": _U}, _HASH),
+    "coord_hash_lookup": Kernel(
+        {"coords": _I, "table": _U, "cells": _U, "queries": _I}, {"rows": _I}, _HASH
+    ),
     "flip_map": Kernel({"nbr": _I}, {"back": _I}),
     "gather_sum": Kernel(
         {"x": _T, "nbr": _I, "weight": _F, "before": _F, "after": _F}, {"y": _T}, _ROWS, ("T",)
@@ -85,7 +87,9 @@ KERNELS: dict[str, Kernel] = {
     "key_sites": Kernel({"keys": _L, "places": _I}, {"sites": _I}),
     "max_pool": Kernel({"x": _T, "nbr": _I}, {"y": _T, "winner": _I}, _ROWS, ("T",)),
     "max_pool_grad": Kernel({"ct": _T, "winner": _I, "back": _I}, {"dx": _T}, _ROWS, ("T",)),
-    "neighbour_map": Kernel({"coords": _I, "table": _U, "queries": _I}, {"nbr": _I, "back": _I}, _HASH),
+    "neighbour_map": Kernel(
+        {"coords": _I, "table": _U, "cells": _U, "queries": _I}, {"nbr": _I, "back": _I}, _HASH
+    ),
     "norm_apply": Kernel({"x": _T, "add": _T, "coef": _F}, {"y": _T}, _NORM, ("T",)),
     "norm_coef": Kernel(
         {"parts": _F, "weight": _T, "bias": _T, "running_mean": _F, "running_var": _F},
@@ -130,7 +134,9 @@ KERNELS: dict[str, Kernel] = {
     "site_map": Kernel({"coords": _I, **_BITS}, {"source": _I}, _SITES),
     "site_keys": Kernel({"coords": _I}, {"keys": _L, "status": _U}),
     "submanifold_bits": Kernel({"coords": _I, **_BITS, "bit": _I}, _OWN, (*_SITES, "tap_key.h")),
-    "submanifold_map": Kernel({"coords": _I, "table": _U, "bit": _I}, _OWN, (*_HASH, "tap_key.h")),
+    "submanifold_map": Kernel(
+        {"coords": _I, "table": _U, "cells": _U, "bit": _I}, _OWN, (*_HASH, "tap_key.h")
+    ),
     "sum_parts": Kernel({"parts": _F}, {"y": _T}, (), ("T",)),
     "tap_keys": Kernel({"nbr": _I, "bit": _I}, {"keys": _U}, ("tap_key.h",)),
     "tap_tiles": Kernel({"nbr": _I, "order": _I}, {"tiled": _I, "rows": _I, "masks": _U}),

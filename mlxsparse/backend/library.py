@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import math
-import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -25,40 +23,21 @@ from .arguments import check_coords as check_coords
 from .arguments import check_index as check_index
 from .arguments import numbers as numbers
 from .arguments import read_ints as read_ints
-from .cuda_compile import NAME, machine_code
-from .cuda_text import Bounds, launch_bounds, shared_memory, whole
+from .cuda_compile import machine_code
+from .cuda_text import Bounds, launch_bounds, shared_memory
 from .device import trace
 from .kernel_table import KERNELS as KERNELS
 from .kernel_table import Kernel as Kernel
+from .kernel_text import cuda_prelude, cuda_source, header, unique_name
+from .kernel_text import folder as folder
+from .kernel_text import plain_name as plain_name
+from .kernel_text import text as text
 from .replay import here, replayed
 
 MAX_THREADS = 256  # of a threadgroup: Apple GPUs allow fewer than 1024 when a kernel needs many registers
 ZEROS = [0] * SMALL  # sizes that a launch leaves out
 MAX_GRID_X = 2**31 - 1  # threads; MLX takes the grid as 32-bit integers
 MAX_GRID_YZ = 65535  # threadgroups along y or z, CUDA's limit
-
-# ---------------------------------------------------------------- texts
-
-
-@functools.cache
-def folder() -> pathlib.Path:
-    """Where the kernel texts are: in the installed package, else in the checkout."""
-    package = pathlib.Path(__file__).resolve().parents[1]
-    for place in (package / "kernels", package.parent / "kernels"):
-        if (place / "prelude.cuh").is_file():
-            return place
-    raise DeviceError(f"mlxsparse's kernels/ is neither in {package} nor beside it; reinstall mlxsparse")
-
-
-@functools.cache
-def text(file: str) -> str:
-    """Text of one file of kernels/."""
-    return (folder() / file).read_text(encoding="utf-8")
-
-
-def header(kernel: Kernel) -> str:
-    return "".join(text(name) for name in kernel.headers)
-
 
 # ---------------------------------------------------------------- backends
 
@@ -72,10 +51,6 @@ def _metal(
     return mx.fast.metal_kernel(
         name=name, input_names=input_names, output_names=output_names, source=source, header=header
     )
-
-
-def cuda_prelude() -> str:
-    return text("prelude.cuh") + text("tile.cuh") + text("stage.cuh")
 
 
 def _cuda(
@@ -164,36 +139,6 @@ def _compiled(
     )
 
 
-def cuda_source(
-    name: str,
-    values: dict[str, Any],
-    dynamic: bool = False,
-    bounds: Bounds | None = None,
-    known: int = 0,
-) -> str:
-    """CUDA text of kernel `name`. values: of its template, T as a dtype or its name; the rest: `whole`."""
-    kernel = KERNELS[name]
-    kind = str(values.get("T", "")).removeprefix("mlx.core.")
-    inputs, outputs = (
-        {array: kind if of == "T" else of for array, of in side.items()}
-        for side in (kernel.inputs, kernel.outputs)
-    )
-    constants = {key: kind if key == "T" else values[key] for key in kernel.template}
-    head, body = cuda_prelude() + header(kernel), text(f"{name}.metal")
-    return whole(NAME, inputs, outputs, constants, head, body, bounds, dynamic, known)
-
-
-def unique_name(name: str) -> str:
-    """A name that changes with the text: MLX knows kernels by name."""
-    whole = cuda_prelude() + header(KERNELS[name]) + text(f"{name}.metal")
-    return f"mlxsparse_{name}_{hashlib.sha256(whole.encode()).hexdigest()[:10]}"
-
-
-def plain_name(unique: str) -> str:
-    """The name in KERNELS of a `unique_name`."""
-    return unique.removeprefix("mlxsparse_").rpartition("_")[0]
-
-
 # ---------------------------------------------------------------- launching
 
 
@@ -238,7 +183,7 @@ def ready(
         tuple(map(tuple, shapes)), tuple(template.items()), known,
     )  # fmt: skip
     last = [] if plan.call is None or plan.by_value else [sizes(name, dims)]
-    return Launch(name, plan, [tuple(shape) for shape in shapes], last)
+    return Launch(name, plan, shapes, last)
 
 
 class Launch:
@@ -250,7 +195,7 @@ class Launch:
         self,
         name: str,
         plan: Plan,
-        shapes: list[tuple[int, ...]],
+        shapes: Sequence[Sequence[int]],
         last: list[mx.array],
         types: list[mx.Dtype] | None = None,
     ):
@@ -308,14 +253,7 @@ def _plan(
     known: tuple[int, ...],
 ) -> Plan:
     """What a launch derives from all but its arrays; made once, as it costs as much as a small kernel."""
-    kernel = KERNELS[name]
-    if "T" in kernel.template and dtype not in [getattr(mx, kind) for kind in kernel.floats]:
-        raise DTypeError(f"{name} takes {', '.join(kernel.floats)}, got {dtype}; cast with x.astype(...)")
-    inputs: list[Any]
-    inputs, outputs = (
-        [dtype if kind == "T" else getattr(mx, kind) for kind in side.values()]
-        for side in (kernel.inputs, kernel.outputs)
-    )
+    inputs, outputs = _dtypes(name, dtype)
     if 0 in groups:
         return Plan(None, None, inputs, outputs, init, empty=True)
     if not 0 < threads <= MAX_THREADS:
@@ -327,34 +265,62 @@ def _plan(
         raise CapacityError(
             f"{name}: a grid of {groups} threadgroups is too large ({limits}); split the input"
         )
-    values = {"T": dtype, **dict(template)}
-    trace(f"kernel {name} {_described(values)}", once=True)
-    options = {
+    call, by_value = _kernel(make, name, threads, dtype, group_bytes, fit, template, len(known))
+    full = all(map(math.prod, shapes))
+    options: dict[str, Any] = {
         # Metal has no buffer of no elements: an empty output is one element that nobody reads.
-        "output_shapes": [shape if math.prod(shape) else (1,) for shape in shapes],
+        "output_shapes": shapes if full else [shape if math.prod(shape) else (1,) for shape in shapes],
         "output_dtypes": outputs,
         "grid": (groups[0] * threads, groups[1], groups[2]),
         "threadgroup": (threads, 1, 1),
-        "template": [(parameter, values[parameter]) for parameter in kernel.template] or None,
         "init_value": init,
     }
-    bounds = Bounds(threads, fit) if fit else None
-    dynamic = group_bytes if group_bytes > STATIC_BYTES else 0
-    call = _compiled(name, tuple(values.items()), dynamic, bounds, len(known)) if make is _cuda else None
-    if call is None:
-        call, known = _built(make, name, dynamic, bounds), ()
-    else:
-        del options["template"]
-        if known:
-            check_sizes(name, known)
-            options["scalars"] = list(known)
+    if by_value:
+        check_sizes(name, known)
+        options["scalars"] = known
 
     def run(arrays: Sequence[mx.array]) -> list[mx.array]:
         made: list[mx.array] = call(inputs=arrays, **options)
         return made
 
     replay = replayed(run) if make in (_metal, _cuda) else run
-    return Plan(run, replay, inputs, outputs, init, not all(map(math.prod, shapes)), bool(known))
+    return Plan(run, replay, inputs, outputs, init, not full, by_value)
+
+
+@functools.lru_cache(maxsize=1024)
+def _dtypes(name: str, dtype: mx.Dtype | None) -> tuple[list[Any], list[Any]]:
+    """Of the inputs and outputs of kernel `name` where T is `dtype`."""
+    kernel = KERNELS[name]
+    if "T" in kernel.template and dtype not in [getattr(mx, kind) for kind in kernel.floats]:
+        raise DTypeError(f"{name} takes {', '.join(kernel.floats)}, got {dtype}; cast with x.astype(...)")
+    inputs, outputs = (
+        [dtype if kind == "T" else getattr(mx, kind) for kind in side.values()]
+        for side in (kernel.inputs, kernel.outputs)
+    )
+    return inputs, outputs
+
+
+@functools.lru_cache(maxsize=1024)
+def _kernel(
+    make: Factory,
+    name: str,
+    threads: int,
+    dtype: mx.Dtype | None,
+    group_bytes: int,
+    fit: int,
+    template: tuple[tuple[str, int], ...],
+    known: int,
+) -> tuple[Callable[..., Any], bool]:
+    """The kernel without sizes, and whether it takes `known` of them by value."""
+    values = {"T": dtype, **dict(template)}
+    trace(f"kernel {name} {_described(values)}", once=True)
+    bounds = Bounds(threads, fit) if fit else None
+    dynamic = group_bytes if group_bytes > STATIC_BYTES else 0
+    call = _compiled(name, tuple(values.items()), dynamic, bounds, known) if make is _cuda else None
+    if call is not None:
+        return call, known > 0
+    constants = [(parameter, values[parameter]) for parameter in KERNELS[name].template] or None
+    return functools.partial(_built(make, name, dynamic, bounds), template=constants), False
 
 
 def _described(values: dict[str, Any]) -> str:

@@ -1,22 +1,24 @@
 """Sets that are made before they are asked for: what followed on a set the last time is marked with it.
 
 A network asks the same of every cloud. So the sets that it derives are marked and counted while the cloud
-is checked, over the bounds of the clouds before, and the host reads all that in one wait. A wrong guess
-costs the marks; what did not follow twice is not guessed again.
+is checked, over the bounds of the clouds before, and the host reads all that in one wait. During the wait the
+GPU goes on with the set's ordered map onto itself, where the last one was asked for that. A wrong guess costs
+the marks and that map; what did not follow twice is not guessed again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ..backend import kernel_bits, kernel_sites
 from ..backend.kernel_bits import Box, Geometry, Marked
 from ..backend.kernel_sites import Extent
-from .geometry import multiply
+from .geometry import Kernel, multiply
 
 Steps: TypeAlias = "tuple[Any, ...]"  # what tells a set: what it came from, then the kernels that made it
 Plan: TypeAlias = "list[tuple[Geometry, Extent, Geometry]]"  # step; bounds and kernel from the first set
+Guess = TypeVar("Guess")
 MOST_KNOWN = 64
 MISSES = 2
 
@@ -32,6 +34,7 @@ class Ahead(NamedTuple):
 
 _followed: dict[Steps, tuple[Geometry, int]] = {}  # what followed, and how often since it did not
 _bounds: dict[Steps, Extent] = {}  # of the sets before
+_mapped: dict[Steps, tuple[Kernel, int]] = {}  # whose ordered map onto itself was asked for, and as above
 
 
 def bounds(root: Steps) -> Extent | None:
@@ -73,14 +76,30 @@ def followed(steps: Steps, step: Geometry) -> None:
 
 
 def _next(steps: Steps) -> Geometry | None:
-    step, misses = _followed.get(steps, (None, 0))
-    if step is None:
+    return _guess(_followed, steps)
+
+
+def mapped(root: Steps, kernel: Kernel) -> None:
+    """Note that the ordered map of a set onto itself was asked for."""
+    if len(_mapped) >= MOST_KNOWN:
+        _mapped.clear()
+    _mapped[root] = kernel, 0
+
+
+def next_map(root: Steps) -> Kernel | None:
+    """The kernel whose map onto itself the next set of this kind will be asked for."""
+    return _guess(_mapped, root)
+
+
+def _guess(known: dict[Steps, tuple[Guess, int]], steps: Steps) -> Guess | None:
+    guess, misses = known.get(steps, (None, 0))
+    if guess is None:
         return None
     if misses >= MISSES:
-        del _followed[steps]
+        del known[steps]
         return None
-    _followed[steps] = step, misses + 1
-    return step
+    known[steps] = guess, misses + 1
+    return guess
 
 
 def is_parents(g: Geometry) -> bool:

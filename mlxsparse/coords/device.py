@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple
 
 import mlx.core as mx
-import numpy as np
 
 from ..backend import kernel_bits, kernel_coords, kernel_sites
 from ..backend.host import require_values
 from ..backend.kernel_bits import Geometry, Marked
 from ..backend.kernel_sites import Extent, Reached
 from ..backend.kernel_tiles import TapTiles
-from ..engine.device_map import ByRow, DeviceMap, Side, submanifold
+from ..backend.library import begin
+from ..engine.device_map import BEGUN, ByRow, DeviceMap, Side, submanifold
 from ..engine.index import LIMIT, build_index
 from ..engine.sorting import bounds_of
 from ..errors import CapacityError, CoordinateRangeError, MLXSparseError
@@ -43,11 +43,32 @@ def inserted(
     if count == 0:
         extent = Extent((0, 0, 0), (1, 1, 1), batch_size or 0)
         return Record(coords, 0, stride, batch_size or 0, None, spatial_shape, False, extent)
-    table = kernel_coords.hash_table(coords, rows=count)
-    root = (batch_size, stride, spatial_shape)
+    root, many = (batch_size, stride, spatial_shape), coords.shape[0] >= BEGUN
     bounds = ahead.bounds(root)
     plan = [] if bounds is None else ahead.planned(root, bounds, coords.shape[0])
-    marks, (repeated, ends, counts) = kernel_bits.counted(coords, ahead.boxes(plan), table)
+    table = kernel_coords.hash_table(coords, rows=count)
+    if many and plan:  # it takes the GPU longer than the host what follows
+        begin(table.slots)
+    own: dict[Kernel, DeviceMap] = {}
+    expected = ahead.next_map(root)
+
+    def map_ahead() -> None:
+        assert expected is not None
+        shape = expected.size, expected.dilation, count
+
+        def by_row() -> ByRow:
+            made = kernel_coords.submanifold_map(table, *shape, by_row=True)
+            if many:
+                begin(made.nbr)
+            return made
+
+        own[expected] = _own_map(coords, count, expected, count, by_row)
+        tiles = own[expected].output.tiles
+        if not many:  # else they have begun
+            begin(*tiles[:3])
+
+    meanwhile = None if expected is None else map_ahead
+    marks, (repeated, ends, counts) = kernel_bits.counted(coords, ahead.boxes(plan), table, meanwhile)
     if validate and (_range_is_wrong(ends, batch_size, spatial_shape) or repeated):
         rows = host_rows(coords[:count])
         check_range(bounds_of(rows), batch_size, spatial_shape)  # the same errors as on the host
@@ -55,18 +76,22 @@ def inserted(
         raise MLXSparseError(
             "coords were refused by the device's check and pass the host's; please report this"
         )
-    size = int(ends[1, 0]) + 1 if batch_size is None else batch_size
+    size = ends[1][0] + 1 if batch_size is None else batch_size
     extent = kernel_sites.extent_between(ends, size)
     record = Record(coords, count, stride, size, None, spatial_shape, False, extent)
-    record.table, record.steps = table, root
+    record.steps, record.own = root, own
+    if not own:  # whose kernel was all that reads it, as a rule
+        record.table = table
     ahead.seen(root, extent)
     if bounds is not None and ahead.inside(extent, bounds):
         record.ahead = ahead.chained(plan, marks, counts)
     return record
 
 
-def _range_is_wrong(ends: np.ndarray, batch_size: int | None, shape: Triple | None) -> bool:
-    (first, *low), (last, *high) = ends.astype(int).tolist()
+def _range_is_wrong(
+    ends: tuple[list[int], list[int]], batch_size: int | None, shape: Triple | None
+) -> bool:
+    (first, *low), (last, *high) = ends
     if first < 0 or (batch_size is not None and last >= batch_size):
         return True
     if min(low) <= -LIMIT or max(high) >= LIMIT:
@@ -207,24 +232,49 @@ def _by_bits(source: Record, target: Record, kernel: Kernel) -> tuple[Makers, Ma
 
 def _from_marked(coords: mx.array, marks: Marked, rows: int, others: int) -> tuple[Makers, Makers]:
     """The side of the marked set, which has `rows` rows, and the side of `coords`, which has `others`."""
-    by_row = cache(lambda: kernel_bits.site_map(coords, marks, rows, by_row=True))
+    made: list[mx.array] = []
+
+    def by_row() -> mx.array:
+        if not made:
+            made.append(kernel_bits.site_map(coords, marks, rows, by_row=True))
+        return made[0]
+
     near = Makers(lambda: kernel_bits.site_map(coords, marks, rows), lambda: (by_row(), None))
     return near, Makers(lambda: kernel_coords.flipped(by_row(), others, by_row=True))
 
 
 def _onto_itself(source: Record, kernel: Kernel) -> DeviceMap:
-    coords, shape, marks = source.coords, (kernel.size, kernel.dilation, source.known), source.marks
+    shape, marks = (kernel.size, kernel.dilation, source.known), source.marks
+    made = source.own.pop(kernel, None)
+    if made is not None:
+        ahead.mapped(source.steps, kernel)
+        return made
     by_row: Callable[[], ByRow]
     if marks is None:
-        by_row = partial(kernel_coords.submanifold_map, source.table, *shape, by_row=True)
+        table, steps = source.table, source.steps
+        del source.table  # 40 bytes a row, and most sets need no other map
+
+        def by_row() -> ByRow:
+            ahead.mapped(steps, kernel)
+            return kernel_coords.submanifold_map(table, *shape, by_row=True)
     else:
-        by_row = partial(kernel_bits.submanifold_map, coords, marks, *shape, by_row=True)
+        by_row = partial(kernel_bits.submanifold_map, source.coords, marks, *shape, by_row=True)
         source.marks = None  # more memory than a hash table, and most sets need no other map
+    return _own_map(source.coords, source.active, kernel, source.known, by_row)
 
+
+def _own_map(
+    coords: mx.array,
+    active: int | mx.array,
+    kernel: Kernel,
+    known: int | None,
+    by_row: Callable[[], ByRow],
+) -> DeviceMap:
     def table() -> mx.array:  # few operators read it
-        return kernel_coords.submanifold_map(kernel_coords.hash_table(coords), *shape).nbr
+        made = kernel_coords.hash_table(coords)
+        return kernel_coords.submanifold_map(made, kernel.size, kernel.dilation, known).nbr
 
-    return submanifold(table, coords.shape[0], source.active, kernel.size, by_row)
+    return submanifold(table, coords.shape[0], active, kernel.size, by_row, coords)
 
 
 def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel) -> DeviceMap:
@@ -246,8 +296,8 @@ def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
         sides = Makers(lambda: found.nbr), Makers(lambda: found.back)
     output, inputs = sides
     return DeviceMap(
-        Side(output.table, rows_in, kernel.size, target.active, *output[1:]),
-        Side(inputs.table, rows_out, kernel.size, source.active, *inputs[1:]),
+        Side(output.table, rows_in, kernel.size, target.active, *output[1:], origin=source.coords),
+        Side(inputs.table, rows_out, kernel.size, source.active, *inputs[1:], origin=source.coords),
         source.active,
         target.active,
     )

@@ -19,6 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend import executor, fast, trace
+from ..backend.autodiff import replaying
 from ..backend.host import to_mlx, view
 from ..engine import neighbors, supports
 from ..engine.device_map import DeviceMap
@@ -88,7 +89,9 @@ class CoordinateManager:
             raise ShapeError(f"active_rows must lie in [0, {size}] (the rows of coords), got {count}")
         if mode == "kernel":
             array = cut(device.padded(array, count, size))
-            return self._key(device.inserted(array, count, lattice, batch_size, shape, validate))
+            with replaying(array):
+                record = device.inserted(array, count, lattice, batch_size, shape, validate)
+            return self._key(record)
         rows = view(array)
         active = rows[:count]
         # Compiled loops read the rows as they lie.
@@ -209,8 +212,11 @@ class CoordinateManager:
                 return found
             record = key._record.derived.get(rule)
             if record is None:
-                derive = device.derived if executor() == "kernel" else _derive
-                record = derive(key, kernel, support, lattice, bounds, capacity)
+                if executor() == "kernel":
+                    with replaying(key._record.coords):
+                        record = device.derived(key, kernel, support, lattice, bounds, capacity)
+                else:
+                    record = _derive(key, kernel, support, lattice, bounds, capacity)
                 key._record.derived[rule] = record
                 self._built["coordinates"] += 1
                 trace(f"coordinates {support} {_sites(key._record)} -> {_sites(record)}")
@@ -300,6 +306,7 @@ class CoordinateManager:
                 key._record.parents.clear()
                 key._record.windows.clear()
                 key._record.groups.clear()
+                key._record.own.clear()
                 key._record.index = None
                 key._record.__dict__.pop("identity", None)
 

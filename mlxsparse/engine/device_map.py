@@ -10,8 +10,10 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 
+from ..backend.autodiff import replaying
 from ..backend.kernel_tiles import TapTiles, tap_tiles
 from ..backend.library import begin, numbers
+from ..backend.replay import plainly
 from .neighbors import TapPairs
 
 # The transpose of a table, (rows, T), and by what tiles order its rows, where that was made with it.
@@ -30,8 +32,10 @@ class Side:
         count: int | mx.array,
         by_row: Callable[[], ByRow] | None = None,
         tiles: Callable[[], TapTiles] | None = None,
+        origin: mx.array | None = None,
     ):
         self._make = make
+        self._origin = origin  # what all that is made here follows from
         self._by_row = by_row  # from which tiles are made faster
         self._make_tiles = tiles  # where they are made without the table
         self.sources = sources  # rows on the other side
@@ -41,23 +45,29 @@ class Side:
     @cached_property
     def table(self) -> mx.array:
         """(T, rows) int32, -1 where there is no pair."""
-        return self._make()
+        with self._launches():
+            return self._make()
+
+    def _launches(self) -> plainly:
+        return plainly(False) if self._origin is None else replaying(self._origin)
 
     @cached_property
     def tiles(self) -> TapTiles:
         """The table in the order that tiles use."""
-        if self._make_tiles is not None:
-            tiles = self._make_tiles()
-        else:
-            active = self.count if isinstance(self.count, int) else None
-            if self._by_row is not None:
-                rows, keys = self._by_row()
-                tiles = tap_tiles(rows, self.sources, self.size, active, keys, by_row=True)
+        with self._launches():
+            if self._make_tiles is not None:
+                tiles = self._make_tiles()
             else:
-                tiles = tap_tiles(self.table, self.sources, self.size, active)
-        self._by_row = self._make_tiles = None
-        if tiles.size >= BEGUN:
+                active = self.count if isinstance(self.count, int) else None
+                if self._by_row is not None:
+                    rows, keys = self._by_row()
+                    tiles = tap_tiles(rows, self.sources, self.size, active, keys, by_row=True)
+                else:
+                    tiles = tap_tiles(self.table, self.sources, self.size, active)
+        # What is sorted takes the GPU long enough.
+        if tiles.size >= BEGUN and self._make_tiles is None:
             begin(*tiles[:3])
+        self._by_row = self._make_tiles = None
         return tiles
 
     @property
@@ -133,9 +143,10 @@ def submanifold(
     count: int | mx.array,
     size: tuple[int, ...],
     by_row: Callable[[], ByRow] | None = None,
+    origin: mx.array | None = None,
 ) -> DeviceMap:
     """Map of a set onto itself, symmetric under t -> T - 1 - t; `make` gives its table."""
-    output = Side(make, rows, size, count, by_row)
+    output = Side(make, rows, size, count, by_row, origin=origin)
     mirrored = Side(lambda: output.table[::-1], rows, size, count)
     return DeviceMap(output, mirrored, count, count, symmetric=True)
 

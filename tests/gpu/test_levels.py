@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxsparse.backend import kernel_bits
+from mlxsparse.backend import executor, kernel_bits
 from mlxsparse.backend.kernel_sites import Extent
 from mlxsparse.coords import CoordinateManager, ahead
 from mlxsparse.coords.geometry import Kernel
@@ -57,13 +57,14 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     counted = kernel_bits.counted
 
-    def count(coords, sets, table=None):
+    def count(coords, sets, *more):
         found.append(len(sets))
-        return counted(coords, sets, table)
+        return counted(coords, sets, *more)
 
     monkeypatch.setattr(kernel_bits, "counted", count)
     monkeypatch.setattr(ahead, "_followed", {})
     monkeypatch.setattr(ahead, "_bounds", {})
+    monkeypatch.setattr(ahead, "_mapped", {})
     return found
 
 
@@ -135,6 +136,40 @@ def test_gpu_checks_do_not_depend_on_guesses(reads: list[int]) -> None:
         key = manager.insert(rows, batch_size=3)
         with pytest.raises(CapacityError):
             manager.stride(key, 2, capacity=3)
+
+
+def test_gpu_own_maps_are_made_ahead(reads: list[int]) -> None:
+    """Of the kernel that the last cloud was asked for; not after two that were not asked."""
+    x = cloud(60, 2)
+    rows = np.array(x.coords)[: x.num_active]
+    three, five = Kernel.submanifold(3), Kernel.submanifold((5, 1, 1))
+
+    def map_of(kernel: Kernel) -> tuple[np.ndarray, ...]:
+        manager = CoordinateManager()
+        key = manager.insert(rows, batch_size=3)
+        made.append([*key._record.own])
+        found = manager.kernel_map(key, key, kernel)
+        if executor() == "kernel":
+            found.relation.output.tiles  # noqa: B018, what a convolution asks for
+            found.relation.input.tiles  # noqa: B018
+        pairs = np.column_stack([np.repeat(np.arange(kernel.volume), np.diff(found.tap_ptr)), found.out_rows])
+        order = np.lexsort(pairs.T[::-1])
+        return pairs[order], np.array(found.in_rows)[order]
+
+    made: list[list[Kernel]] = []
+    wanted = {kernel: map_of(kernel) for kernel in (three, five)}
+    made.clear()
+    with kernels():
+        for kernel in (three, three, five, five, three):
+            for a, b in zip(map_of(kernel), wanted[kernel], strict=True):
+                np.testing.assert_array_equal(a, b)
+        assert made == [[], [three], [three], [five], [five]]
+        twice = rows.copy()
+        twice[5] = twice[1]
+        with pytest.raises(DuplicateCoordinatesError):
+            CoordinateManager().insert(twice, batch_size=3)
+        kept = [CoordinateManager().insert(rows, batch_size=3)._record.own for _ in range(3)]
+        assert [[*own] for own in kept] == [[three], [], []]
 
 
 def test_gpu_bounds_that_are_expected_grow_and_shrink(reads: list[int]) -> None:

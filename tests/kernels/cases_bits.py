@@ -47,7 +47,7 @@ def together() -> None:
         boxes[2] = boxes[2][0]._replace(low=(10**6, 0, 0)), boxes[2][1]  # all outside
         for many in (0, 1, 2, 4):
             made, facts = kb.counted(coords, boxes[:many], table)
-            equal(facts.ends, np.stack([c.min(axis=0), c.max(axis=0)]), "bounds")
+            equal(np.array(facts.ends), np.stack([c.min(axis=0), c.max(axis=0)]), "bounds")
             assert not facts.repeated and len(made) == len(facts.counts) == many
             for got, found, (extent, geometry) in zip(made, facts.counts, boxes):
                 alone = kb.marked(coords, extent, geometry)

@@ -47,7 +47,7 @@ def hash_full_range() -> None:
 
 
 def hash_full_table() -> None:
-    """Every slot is taken: a probe for an absent key visits all of them and ends."""
+    """Every slot is taken, as each row has a block alone: a probe for an absent one visits all and ends."""
     n = sized(256, 4096)
     coords = np.column_stack([np.zeros(n), rng(4).permutation(n), np.arange(n), -np.arange(n)]).astype(
         np.int32
@@ -78,29 +78,50 @@ def _mix(h: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def hash_colliding_keys() -> None:
-    """Keys with one first hash: z is solved for it (kernels/coord_hash.h). Hash 0 has an empty tag, too."""
+    """Blocks with one first hash: z is solved for it (kernels/coord_hash.h). Hash 0 has an empty tag, too."""
     for target in (0x12345678, 0):
         coords = keys_of_hash(target, sized(300, 2**20))
         check_lookup(coords, coords)
 
 
 def keys_of_hash(target: int, n: int) -> np.ndarray:
-    b, x = np.zeros(n, np.uint32), np.arange(n, dtype=np.uint32)
-    y = rng(5).integers(0, 2**32, n, dtype=np.uint32)
-    before = _mix(_mix(_mix(np.full(n, 0x27D4EB2F, np.uint32), b), x), y)
-    h = _unshift(np.full(n, target, np.uint32), 13) * np.uint32(_inverse(0x85EBCA77))
+    """A site of each of about n blocks (b, x, y, z) with this hash."""
+    count = 2 * n + 100  # of every other one z is no block of an int32
+    b, x = np.zeros(count, np.uint32), np.arange(count, dtype=np.uint32)
+    y = rng(5).integers(0, 2**30, count, dtype=np.uint32)
+    before = _mix(_mix(_mix(np.full(count, 0x27D4EB2F, np.uint32), b), x), y)
+    h = _unshift(np.full(count, target, np.uint32), 13) * np.uint32(_inverse(0x85EBCA77))
     z = (_unshift(h, 15) * np.uint32(_inverse(0x9E3779B1))) ^ before
     assert len(np.unique(_mix(before, z))) == 1
-    return np.column_stack([b, x, y, z]).view(np.int32)
+    blocks = np.column_stack([b, x, y, z]).view(np.int32).astype(np.int64)
+    blocks = blocks[np.abs(blocks[:, 3]) < 2**30]
+    inside = np.column_stack([np.zeros(len(blocks)), rng(7).integers(0, 2, (len(blocks), 3))])
+    return (blocks * [1, 2, 2, 2] + inside).astype(np.int32)
+
+
+def hash_shared_blocks() -> None:
+    """Rows of full and of partly filled blocks, in any order, some of them twice, at both ends of int32."""
+    n = sized(600, 60_000)
+    near = np.column_stack([rng(8).integers(0, 2, n), rng(9).integers(-3, 3, (n, 3))])
+    for shift in (0, LOW + 3, HIGH - 3):
+        coords = (near + [0, shift, 0, shift]).clip(LOW, HIGH).astype(np.int32)
+        coords[::13] = (-1, 0, 0, 0)
+        check_lookup(coords, coords ^ np.array([0, 0, 1, 0], np.int32))
 
 
 def hash_of_more_rows() -> None:
     """A table that names a row past the coordinates reads nothing there."""
-    coords = sites(6, sized(200, 20_000), sized(9, 60))
+    coords = sites(6, sized(200, 20_000), sized(9, 60)) * np.array([1, 2, 2, 2], np.int32)
     table = kc.hash_table(integers(coords))
     fewer = table._replace(coords=integers(coords[:-1]))
     wanted = np.append(np.arange(len(coords) - 1), -1)
     equal(kc.find_rows(fewer, integers(coords)), wanted, "rows")
+    near = coords ^ np.array([0, 0, 0, 1], np.int32)
+    past = mx.array(~np.uint32(len(coords)))
+    wild = table._replace(cells=mx.where(table.cells == 0, past, table.cells))
+    equal(kc.find_rows(wild, integers(near)), lowest_rows(coords, near), "rows that do not exist")
+    own = [kc.submanifold_map(of, (3, 3, 3), by_row=True).nbr for of in (table, wild)]
+    equal(own[1], np.array(own[0]), "map of rows that do not exist")
 
 
 def hash_tiny() -> None:
@@ -267,6 +288,7 @@ CASES: dict[str, Case] = {
         hash_full_range,
         hash_full_table,
         hash_colliding_keys,
+        hash_shared_blocks,
         hash_of_more_rows,
         hash_tiny,
         map_submanifold,

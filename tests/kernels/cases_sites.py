@@ -129,7 +129,7 @@ def mirrored() -> None:
     low, high = -(2**31), 2**31 - 1
     ends = np.array(
         [[0, high, low, 0], [0, high - 1, low + 1, 0], [0, -2, 2, 2], [1, low, high, 1]]
-        + [[1, 4, 4, z] for z in (low, low + 1, high - 1, high)],
+        + [[1, low + 1, high - 1, 1], *([1, 4, 4, z] for z in (low, low + 1, high - 1, high))],
         np.int32,
     )
     for n in (0, 1, sized(120, 4000)):
@@ -174,9 +174,9 @@ def repeated_rows() -> None:
         rows = np.concatenate([c, more])
         repeated, ends, _ = facts(rows)
         assert repeated == wanted
-        equal(ends, np.stack([rows.min(axis=0), rows.max(axis=0)]), "bounds")
+        equal(np.array(ends), np.stack([rows.min(axis=0), rows.max(axis=0)]), "bounds")
     for count in (1, 2, len(c), len(c) + 2):
-        ends = facts(rows, count).ends
+        ends = np.array(facts(rows, count).ends)
         equal(ends, np.stack([rows[:count].min(axis=0), rows[:count].max(axis=0)]), f"bounds of {count}")
 
 

@@ -205,7 +205,20 @@ GRAD_TILES = {  # whose threads copy other places of x than of ct
 # What differs there does not depend on the dtype.
 FLOAT32 = ("one_site", "125_taps", "one_tap", "8_to_69_channels", "odd_past_the_buffers")
 
-CASES: dict[str, Case] = {"sort_keys": sort_keys, "wild_order": wild_order}
+def by_row() -> None:
+    """Tiles of a map that lies row by row, of one and of more words of taps, are those of one by tap."""
+    for taps in (2, 27, 32, 33, 70):
+        m = sized(300, 30_000)
+        nbr = rng(taps).integers(-40, 60, (taps, m)).astype(np.int32)  # from 50 on none, as below 0
+        one, other = (
+            tiles.tap_tiles(integers(t), 50, None, m - 7, by_row=rows)
+            for t, rows in ((nbr, False), (nbr.T, True))
+        )
+        for a, b in zip(one[:3], other[:3], strict=True):
+            equal(b, np.array(a), f"{taps} taps")
+
+
+CASES: dict[str, Case] = {"sort_keys": sort_keys, "wild_order": wild_order, "by_row": by_row}
 for _name, _dtype in DTYPES.items():
     for _shape, _options in SHAPES.items():
         if _name != "f32" and not LARGE and _shape in FLOAT32:

@@ -220,3 +220,29 @@ def test_launches_outside_of_transformations_are_replayed(monkeypatch: Any) -> N
         mx.compile(lambda x: call(x) + 1)(x)
         mx.stop_gradient(launch([x, rows])[0])
     assert len(launched) == before + 4
+
+
+def test_what_follows_from_untraced_arrays_is_replayed(monkeypatch: Any) -> None:
+    from types import SimpleNamespace
+
+    from mlxsparse.backend import autodiff, replay
+
+    x, seen = mx.ones((3, 4)), []
+
+    def look(x: mx.array) -> mx.array:
+        with autodiff.replaying(x):
+            seen.append(replay.here.plain)
+            with replay.plainly(False):
+                seen.append(replay.here.plain)
+        seen.append(replay.here.plain)
+        return x.sum()
+
+    look(x)  # on the CPU device
+    monkeypatch.setattr(mx, "default_device", lambda: SimpleNamespace(type=mx.DeviceType.gpu))
+    look(x)
+    mx.grad(look)(x)
+    mx.compile(look)(x)
+    with autodiff.without_gradients():
+        look(x)
+    none = [False] * 3
+    assert [seen[i : i + 3] for i in range(0, 15, 3)] == [none, [True, False, False], none, none, none]

@@ -10,7 +10,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxsparse.backend import cuda_compile, kernel_conv, kernel_coords, kernel_rows, library, tile_shapes
+from mlxsparse.backend import (
+    cuda_compile,
+    kernel_conv,
+    kernel_coords,
+    kernel_rows,
+    kernel_text,
+    library,
+    tile_shapes,
+)
 from mlxsparse.errors import CapacityError, DeviceError, DTypeError, MLXSparseError, ShapeError, StrideError
 
 
@@ -43,7 +51,7 @@ def test_the_text_is_found_in_the_package_before_the_checkout(tmp_path: Any, mon
     package = tmp_path / "mlxsparse"
     for place in (package / "backend", package / "kernels", tmp_path / "kernels"):
         place.mkdir(parents=True)
-    monkeypatch.setattr(library, "__file__", str(package / "backend" / "library.py"))
+    monkeypatch.setattr(kernel_text, "__file__", str(package / "backend" / "kernel_text.py"))
     find = library.folder.__wrapped__
     with pytest.raises(DeviceError, match="reinstall mlxsparse"):
         find()
@@ -133,7 +141,7 @@ def test_without_a_gpu_the_library_says_so(monkeypatch: Any) -> None:
 
 
 COORDS = mx.zeros((3, 4), dtype=mx.int32)
-TABLE = kernel_coords.CoordTable(COORDS, mx.zeros((64,), dtype=mx.uint32), mx.zeros((16,), dtype=mx.uint32))
+TABLE = kernel_coords.CoordTable(COORDS, *(mx.zeros((n,), dtype=mx.uint32) for n in (64, 64, 16)))
 X, W = mx.zeros((6, 4)), mx.zeros((5, 27, 4))
 NBR = mx.zeros((27, 6), dtype=mx.int32)
 REFUSED = {

@@ -112,7 +112,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "pending >= 0 && open >= 0": "a piece has come by the first product",
         "e <= BM * BN": "another threadgroup writes the same value",
     },
-    "coord_hash_insert.metal": {"entry >= mine": "the lower of two equal entries is either"},
+    "coord_hash_insert.metal": {"if (block <= n)": "a table with a slot for each row always has one"},
     "norm_apply.metal": {
         "r <= last": _NO_ROW,
         "u <= U; u++) { norm_piece<T> z": _NO_ROW,
@@ -161,7 +161,14 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "site_map.metal": {"windows && site[0] > 0": _OTHER_WAY},
     "stage.h": {"n > VEC": "whole vectors are copied by elements, the same values"},
     "submanifold_bits.metal": {"taps < 27": _OTHER_WAY},
-    "submanifold_map.metal": {"taps < 27": _OTHER_WAY},
+    "submanifold_map.metal": {
+        "taps < 27": _OTHER_WAY,
+        "q <= 8; q++": "a block that is too far",
+        "r <= 8 ? table": "a lookup that nobody uses",
+    },
     "sum_parts.metal": {"p + 8 < dims[0]": _OTHER_WAY},
-    "tap_tiles.metal": {"if (thread_index_in_simdgroup == 1u) masks": _TWICE},
+    "tap_tiles.metal": {
+        "if (lane == 1u) masks": _TWICE,
+        "r <= 32u; r++": "the row of no lane, which the executor makes negative",
+    },
 }

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mlxsparse.backend import library
+from mlxsparse.backend import kernel_text, library
 
 from . import toolchain
 from .__main__ import all_cases, run_cases
@@ -146,7 +146,9 @@ def _affected(kernel: str, file: str) -> bool:
 def noticed(mutant: Mutant, cases: dict[str, Callable[[], None]], modes: list[Mode]) -> str | None:
     """How the checks notice a mutant: "text", a mode, or None. The case that did moves to the front."""
     original = library.text
-    library.text = lambda file: mutant.text if file == mutant.file else original(file)  # type: ignore[assignment]
+    kernel_text.text = library.text = (  # type: ignore[assignment]
+        lambda file: mutant.text if file == mutant.file else original(file)
+    )
     try:
         for mode in modes:
             report: dict[str, list[str]] = {}
@@ -168,8 +170,9 @@ def noticed(mutant: Mutant, cases: dict[str, Callable[[], None]], modes: list[Mo
                 return "text" if any(report.values()) else f"{mode.sanitizer} sanitizer, seed {mode.seed}"
         return None
     finally:
-        library.text = original
+        kernel_text.text = library.text = original
         library._built.cache_clear()
+        library._kernel.cache_clear()
         library._plan.cache_clear()
 
 
