@@ -11,6 +11,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ._numba_loops import AHEAD, prefetch_row
+from ._numba_team import floats, ints, share, words
 
 _ROW_MAJOR, _AS_IT_IS, _TRANSPOSED = 101, 111, 112  # of CBLAS
 UNPACKED = 1_000_000  # multiply-adds up to which OpenBLAS copies no matrix: an eighth to a fifth faster
@@ -212,9 +213,73 @@ def _add_products(
 _EIGHT, _ONE = (0,) * 8, (0,)
 
 
+@njit(nogil=True, error_model="numpy")
+def _convolve_few(
+    lanes: tuple[int, ...],
+    gemv: int,
+    k: int,
+    n: int,
+    xs: int,
+    order: np.ndarray,
+    ws: int,
+    in_rank: np.ndarray,
+    out_rank: np.ndarray,
+    first: int,
+    last: int,
+    spans: np.ndarray,
+    around: np.ndarray,
+    bias: np.ndarray,
+    out_order: np.ndarray,
+    y: np.ndarray,
+) -> None:
+    """Output ranks [first, last): y = bias + x[i] @ taps[t], eight rows at a time in registers.
+
+    x (., k), taps (T, k, n) and bias (n,) by address or with whole vectors of channels, y may have less. spans
+    (2, T): pairs of each tap; around: as many pairs of those of the whole block of `alone` ranks.
+    """
+    channels = y.shape[1]
+    in_place = n == channels and len(out_order) == 0
+    total = y if in_place else np.empty((last - first, n), np.float32)
+    one, rows = np.empty(n, np.float32), np.empty(last - first if len(order) else 0, np.int32)
+    step = 4 * len(lanes)
+    into0, out0 = np.int64(in_rank.ctypes.data), np.int64(out_rank.ctypes.data)
+    zero = 0 if in_place else first  # rank of the first row of total
+    for row in range(first - zero, last - zero):
+        for c in range(n):
+            total[row, c] = bias[c]
+    ys = np.int64(total.ctypes.data) - 4 * zero * n
+    for t in range(spans.shape[1]):
+        a, b = spans[0, t], spans[1, t]
+        if a == b:
+            continue
+        w, into, out = ws + 4 * t * k * n, into0 + 4 * a, out0 + 4 * a
+        if len(order):
+            for i in range(b - a):
+                rows[i] = order[in_rank[a + i]]
+            into = np.int64(rows.ctypes.data)
+        if around[1, t] - around[0, t] == 1:  # rounded as NumPy does
+            row = order[in_rank[a]] if len(order) else in_rank[a]
+            _gemv(gemv, n, k, xs + 4 * k * np.int64(row), w, one.ctypes.data)  # type: ignore[call-arg]
+            total[out_rank[a] - zero] += one
+            continue
+        for _ in range((b - a) // 8):
+            for c in range(0, 4 * n, step):
+                _add_products(lanes, _EIGHT, xs, into, ys + c, out, w + c, k, n)  # type: ignore[call-arg]
+            into, out = into + 32, out + 32
+        for _ in range((b - a) % 8):
+            for c in range(0, 4 * n, step):
+                _add_products(lanes, _ONE, xs, into, ys + c, out, w + c, k, n)  # type: ignore[call-arg]
+            into, out = into + 4, out + 4
+    for rank in range(first, first if in_place else last):
+        row = out_order[rank] if len(out_order) else rank
+        for c in range(channels):
+            y[row, c] = total[rank - first, c]
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
 def convolve_few(
-    lanes: tuple[int, ...],
+    crew: tuple[int, int, bool],
+    job: int,
     blas: np.ndarray,
     x: np.ndarray,
     order: np.ndarray,
@@ -223,50 +288,48 @@ def convolve_few(
     out_rank: np.ndarray,
     edges: np.ndarray,
     bounds: np.ndarray,
+    group: int,
     bias: np.ndarray,
     out_order: np.ndarray,
     y: np.ndarray,
 ) -> None:
-    """Blocks of output ranks between the edges: y = bias + x[i] @ taps[t], eight rows at a time in registers.
+    """Blocks of output ranks between the edges, each a part of `job`: one of `few4`, `few8` and `few16`.
 
-    bounds (blocks + 1, T): pairs of each tap. lanes: as many as channels in a vector. taps and bias have a
-    multiple of them, y may not.
+    crew: board, helpers and whether to wake them, as `share` has them. bounds (blocks + 1, T): pairs of each
+    tap. A pair alone in `group` blocks is multiplied as NumPy does it. taps, bias: with whole vectors.
     """
-    k, n, channels = taps.shape[1], taps.shape[2], y.shape[1]
-    in_place = n == channels and len(out_order) == 0
-    size = np.max(np.diff(edges))
-    total = y if in_place else np.empty((size, n), np.float32)
-    one, rows = np.empty(n, np.float32), np.empty(size if len(order) else 0, np.int32)
-    xs, ws, step = np.int64(x.ctypes.data), np.int64(taps.ctypes.data), 4 * len(lanes)
-    into0, out0 = np.int64(in_rank.ctypes.data), np.int64(out_rank.ctypes.data)
-    for block in range(len(edges) - 1):
-        first, last = edges[block], edges[block + 1]
-        zero = 0 if in_place else first  # rank of the first row of total
-        for row in range(first - zero, last - zero):
-            for c in range(n):
-                total[row, c] = bias[c]
-        ys = np.int64(total.ctypes.data) - 4 * zero * n
-        for t in range(len(taps)):
-            a, b = bounds[block, t], bounds[block + 1, t]
-            w, into, out = ws + 4 * t * k * n, into0 + 4 * a, out0 + 4 * a
-            if len(order):
-                for i in range(b - a):
-                    rows[i] = order[in_rank[a + i]]
-                into = np.int64(rows.ctypes.data)
-            if b - a == 1:  # rounded as `product` does
-                row = order[in_rank[a]] if len(order) else in_rank[a]
-                _gemv(blas[1], n, k, xs + 4 * k * np.int64(row), w, one.ctypes.data)  # type: ignore[call-arg]
-                total[out_rank[a] - zero] += one
-                continue
-            for _ in range((b - a) // 8):
-                for c in range(0, 4 * n, step):
-                    _add_products(lanes, _EIGHT, xs, into, ys + c, out, w + c, k, n)  # type: ignore[call-arg]
-                into, out = into + 32, out + 32
-            for _ in range((b - a) % 8):
-                for c in range(0, 4 * n, step):
-                    _add_products(lanes, _ONE, xs, into, ys + c, out, w + c, k, n)  # type: ignore[call-arg]
-                into, out = into + 4, out + 4
-        for rank in range(first, first if in_place else last):
-            row = out_order[rank] if len(out_order) else rank
-            for c in range(channels):
-                y[row, c] = total[rank - first, c]
+    a = np.empty(21, np.int64)
+    a[0], a[1], a[2], a[3] = blas[1], taps.shape[1], taps.shape[2], x.ctypes.data
+    a[4], a[5], a[6], a[7] = order.ctypes.data, len(order), taps.ctypes.data, len(taps)
+    a[8], a[9], a[10] = in_rank.ctypes.data, out_rank.ctypes.data, len(in_rank)
+    a[11], a[12], a[13] = edges.ctypes.data, bounds.ctypes.data, len(edges) - 1
+    a[14], a[15], a[16], a[17] = group, bias.ctypes.data, out_order.ctypes.data, len(out_order)
+    a[18], a[19], a[20] = y.ctypes.data, y.shape[0], y.shape[1]
+    share(crew[0], job, a.ctypes.data, len(edges) - 1, crew[1], crew[2])
+
+
+@njit(nogil=True, error_model="numpy")
+def _few(lanes: tuple[int, ...], arguments: int, block: int) -> None:
+    a = words(arguments, 21)
+    taps, blocks, group = a[7], a[13], a[14]
+    edges, bounds = words(a[11], blocks + 1), words(a[12], (blocks + 1) * taps).reshape(-1, taps)
+    low = block // group * group
+    around = np.stack((bounds[low], bounds[min(low + group, blocks)]))
+    _convolve_few(
+        lanes, a[0], a[1], a[2], a[3], ints(a[4], a[5]), a[6], ints(a[8], a[10]), ints(a[9], a[10]),
+        edges[block], edges[block + 1], bounds[block : block + 2], around, floats(a[15], a[2]),
+        ints(a[16], a[17]), floats(a[18], a[19] * a[20]).reshape(a[19], a[20]),
+    )  # fmt: skip
+
+
+def few4(arguments: int, block: int) -> None:
+    """Compiled by `team.job`, as the next ones."""
+    _few((0,) * 4, arguments, block)
+
+
+def few8(arguments: int, block: int) -> None:
+    _few((0,) * 8, arguments, block)
+
+
+def few16(arguments: int, block: int) -> None:
+    _few((0,) * 16, arguments, block)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from . import team
 from .host import blas_addresses, num_threads, parallel, scratch
 
 SMALL = 100_000  # items that one thread does in about the time of waking another
@@ -232,7 +233,7 @@ def few_channels(ci: int, co: int) -> bool:
     for m in (5, len(x)):
         y = np.empty((m, co), np.float32)
         edges = np.array([0, m])
-        convolve_few(addresses, x, None, w[None], (ranks, ranks), edges, edges[:, None], None, None, y)
+        convolve_few(addresses, x, None, w[None], (ranks, ranks), edges, edges[:, None], None, None, y, alone=True)
         if not np.array_equal(y, np.matmul(x[:m], w)):
             return False
     return True
@@ -250,36 +251,28 @@ def convolve_few(
     out_order: np.ndarray | None,
     y: np.ndarray,
     *,
-    small: bool = True,
+    group: int = 1,
+    wake: bool = False,
+    alone: bool = False,
 ) -> None:
     """y[out_order[o]] = bias + sum of x[order[i]] @ taps[t] over pairs (i, o), for `few_channels`.
 
-    edges: of blocks of output ranks; bounds (blocks + 1, T): pairs of each tap in them. small: not worth
-    waking a thread for.
+    edges: of blocks of output ranks; bounds (blocks + 1, T): pairs of each tap in them. A pair alone in
+    `group` blocks is multiplied as NumPy does it. wake, alone: as in `team.crew`.
     """
-    lanes = (0,) * _lanes(taps.shape[2])
+    lanes = _lanes(taps.shape[2])
     padded = taps
-    if taps.shape[2] % len(lanes):
-        padded = np.zeros((*taps.shape[:2], -(-taps.shape[2] // len(lanes)) * len(lanes)), np.float32)
+    if taps.shape[2] % lanes:
+        padded = np.zeros((*taps.shape[:2], -(-taps.shape[2] // lanes) * lanes), np.float32)
         padded[:, :, : taps.shape[2]] = taps
     start = np.zeros(padded.shape[2], np.float32)
     if bias is not None:
         start[: len(bias)] = bias
-    run, orders = _products().convolve_few, (_or_none(order), _or_none(out_order))
-    blocks, threads = len(edges) - 1, 1 if small else num_threads()
-    if threads == 1:
-        if blocks:
-            run(lanes, blas, x, orders[0], padded, *ranks, edges, bounds, start, orders[1], y)
-        return
-    # Few calls: a thread that wants Python's lock back waits longer than a short call takes.
-    parts = min(2 * threads, blocks)
-    cuts = np.arange(parts + 1) * blocks // max(parts, 1)
-
-    def work(i: int) -> None:
-        here = slice(cuts[i], cuts[i + 1] + 1)
-        run(lanes, blas, x, orders[0], padded, *ranks, edges[here], bounds[here], start, orders[1], y)
-
-    parallel(work, parts, blas=True)
+    code = _products()
+    job = team.job({4: code.few4, 8: code.few8, 16: code.few16}[lanes])
+    order, out_order = _or_none(order), _or_none(out_order)
+    crew = team.crew(wake, alone)
+    code.convolve_few(crew, job, blas, x, order, padded, *ranks, edges, bounds, group, start, out_order, y)
 
 
 def put_products(

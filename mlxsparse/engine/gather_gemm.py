@@ -23,8 +23,7 @@ from .neighbors import TapPairs
 
 BLOCK = 4096  # output rows of one block
 COMPILED_BLOCK = 1024  # of the `fast` extra, whose calls cost less
-SINGLE_BLOCK = 1 << 15  # where no output has two pairs: a pair alone in a block is rounded otherwise
-FEW_WORK = 1 << 24  # as SMALL_WORK, where rows are multiplied in place: about a millisecond
+FEW_WORK = 1 << 21  # multiply-adds in place that workers are woken for: about 0.1 ms
 CHUNK = 4096  # pairs of one weight-gradient product
 SMALL_WORK = 1 << 22  # multiply-adds that one thread does in about the time of waking another
 
@@ -225,7 +224,7 @@ def _gather_gemm(
     blas = fast.blas() if groups == 1 and min(taps.shape[1:]) > 1 else None
     single = bias is None and _at_most_one(pairs)
     if blas is not None and fast.few_channels(*taps.shape[1:]):
-        _few_channels(y, x, taps, bias, pairs, blas, SINGLE_BLOCK if single else COMPILED_BLOCK)
+        _few_channels(y, x, taps, bias, pairs, blas, single)
         return out
     if single:
         _put_products(y, x, taps, pairs, groups, blas)
@@ -259,13 +258,17 @@ def _few_channels(
     bias: np.ndarray | None,
     pairs: TapPairs,
     blas: np.ndarray,
-    size: int,
+    single: bool,
 ) -> None:
-    """As _gather_gemm in blocks of `size` output ranks, several in one compiled call."""
+    """As _gather_gemm in compiled blocks that divide BLOCK, small ones where there are few rows."""
+    size = 1024 if pairs.num_out >= 8192 else 512 if pairs.num_out >= 2048 else 256
     edges, bounds = block_bounds(pairs, size)
     ranks, orders = (pairs.in_rank, pairs.out_rank), (pairs.in_order, pairs.out_order)
-    small = len(pairs.in_rank) * math.prod(taps.shape[1:]) < FEW_WORK
-    fast.convolve_few(blas, x, orders[0], taps, ranks, edges, bounds, bias, orders[1], y, small=small)
+    group = len(edges) if single else BLOCK // size
+    wake = len(pairs.in_rank) * math.prod(taps.shape[1:]) >= FEW_WORK
+    fast.convolve_few(
+        blas, x, orders[0], taps, ranks, edges, bounds, bias, orders[1], y, group=group, wake=wake
+    )
 
 
 def _compiled_gather_gemm(
