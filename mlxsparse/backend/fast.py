@@ -17,6 +17,7 @@ from . import team
 from .host import blas_addresses, num_threads, parallel, scratch
 
 SMALL = 100_000  # items that one thread does in about the time of waking another
+WAKE = 1 << 19  # values of a pass that workers are woken for
 FEW, FEW_WIDE = 16, 64  # channels up to which rows are multiplied where they lie; with wide registers
 
 
@@ -80,6 +81,37 @@ def pool_windows(
 def add_gathered(total: np.ndarray, target: np.ndarray, source: np.ndarray, ranks: np.ndarray) -> None:
     """total[target[i]] += source[ranks[i]] for distinct rows."""
     loops().add_gathered(total, target, source, ranks)
+
+
+@lru_cache(maxsize=1)
+def _passes() -> Any:
+    from . import _numba_passes
+
+    return _numba_passes
+
+
+def activate(
+    x: np.ndarray,
+    mean: np.ndarray,
+    var: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray,
+    eps: np.float32,
+    add: np.ndarray,
+    relu: bool,
+    length: int,
+    y: np.ndarray,
+) -> None:
+    """As engine.pointwise._activate; workers help."""
+    code, crew = _passes(), team.crew(len(y) >= WAKE)
+    job = team.job(code.activate_part)
+    code.activate(crew, job, x, mean, var, weight, bias, eps, add, relu, length, y)
+
+
+def put_columns(source: np.ndarray, y: np.ndarray, first: int) -> None:
+    """y[:, first : first + C] = source; workers help."""
+    code, crew = _passes(), team.crew(source.size >= WAKE)
+    code.put_columns(crew, team.job(code.put_columns_part), source, y, first)
 
 
 def _for_ranges(work: Callable[[int, int], None], items: int, groups: int) -> None:
@@ -294,6 +326,29 @@ def rows_times(
 ) -> None:
     """y = x @ weight + bias, for more than one row."""
     _products().rows_times(blas, x, weight, np.empty(0, np.float32) if bias is None else bias, y)
+
+
+def few_times(
+    blas: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, y: np.ndarray, count: int
+) -> None:
+    """y[:count] = x[:count] @ weight + bias, for `few_channels` and more than one row."""
+    ranks, edges = _in_order(count)
+    pairs = (ranks, ranks)
+    bounds, group, wake = edges[:, None], len(edges), count * weight.size >= WAKE
+    convolve_few(
+        blas, x, None, weight[None], pairs, edges, bounds, bias, None, y, group=group, wake=wake
+    )
+
+
+_ROWS = 512  # of a part
+
+
+@lru_cache(maxsize=16)
+def _in_order(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers below count, and edges of parts."""
+    edges = np.arange(0, count + _ROWS, _ROWS)
+    edges[-1] = count
+    return np.arange(count, dtype=np.int32), edges
 
 
 _RANKS_ARE_ROWS = np.empty(0, np.int32)

@@ -62,6 +62,9 @@ def _rows_times(
     """out[:count] = a[:count] @ w + bias, chunk by chunk."""
     blas = fast.blas() if min(w.shape) > 1 else None  # else NumPy does not multiply matrices
     w, step = np.ascontiguousarray(w), CHUNK
+    if blas is not None and count % CHUNK != 1 and fast.few_channels(*w.shape):
+        fast.few_times(blas, a, w, bias, out, count)
+        return
     small = count * w.size < SMALL_WORK
     if blas is not None and (small or num_threads() == 1):
         step = max(count, 1)  # in pieces anyway

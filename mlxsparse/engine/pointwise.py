@@ -16,7 +16,7 @@ from ..backend.autodiff import traced
 from ..backend.host import empty, num_threads, parallel, view32
 
 PIECE = 1024  # values of a step, which stay in cache
-LARGE = 1 << 21  # values from which threads share a pass
+LARGE = 1 << 21  # values from which threads share a pass of NumPy's
 
 
 def direct(*arrays: mx.array) -> bool:
@@ -48,17 +48,19 @@ def activated(
     mean, var, weight, bias = vectors + [_NONE] * (4 - len(norm))
     source, target = _NONE if own else np.asarray(x).reshape(-1), y.reshape(-1)
     more = _NONE if add is None else np.asarray(add).reshape(-1)
-    run = fast.loops().activate if fast.available() else _activate
     small = np.float32(eps)
+    if fast.available():
+        fast.activate(source, mean, var, weight, bias, small, more, relu, length, target)
+        return out
     if out.size < LARGE:
-        run(source, mean, var, weight, bias, small, more, relu, length, target)
+        _activate(source, mean, var, weight, bias, small, more, relu, length, target)
         return out
     parts = 2 * num_threads()
     edges = np.arange(parts + 1) * rows // parts * channels
 
     def work(i: int) -> None:
         here = slice(edges[i], edges[i + 1])
-        run(source[here], mean, var, weight, bias, small, more[here], relu, length, target[here])
+        _activate(source[here], mean, var, weight, bias, small, more[here], relu, length, target[here])
 
     parallel(work, parts)
     return out
@@ -112,7 +114,7 @@ def beside(arrays: Sequence[mx.array]) -> mx.array:
     for source in sources:
         last = first + source.shape[1]
         if fast.available():
-            fast.loops().put_columns(source, y, first)
+            fast.put_columns(source, y, first)
         else:
             y[:, first:last] = source
         first = last
