@@ -19,10 +19,10 @@ _I64 = ir.IntType(64)
 _X86 = platform.machine() in ("x86_64", "AMD64")
 
 # Words of the board, each on cache lines of its own.
-TURN, OPEN, NEXT, INSIDE, ASLEEP, HELD, STOP, JOB = range(0, 128, 16)
+TURN, OPEN, NEXT, LAST, INSIDE, ASLEEP, HELD, STOP, JOB = range(0, 144, 16)
 ARGUMENTS, PARTS, HELPERS, SPINS = JOB + 1, JOB + 2, JOB + 3, JOB + 4  # read together with JOB
 LOCK, WAIT, WAKE, UNLOCK, YIELD, MUTEX, CONDITION = range(JOB + 5, JOB + 12)  # addresses; they never change
-WORDS = 128
+WORDS = 144
 
 
 def _word(builder: Any, board: Any, index: Any) -> Any:
@@ -118,11 +118,14 @@ def floats(address: int, count: int) -> np.ndarray:
 
 
 @njit(nogil=True, error_model="numpy")
-def _take_parts(board: int, job: int, arguments: int, parts: int) -> None:
-    part = _add(board, NEXT, 1)  # type: ignore[call-arg]
-    while part < parts:
-        _call(job, arguments, part)  # type: ignore[call-arg]
-        part = _add(board, NEXT, 1)  # type: ignore[call-arg]
+def _take_parts(board: int, job: int, arguments: int, parts: int, owner: bool) -> None:
+    """The owner takes parts from the first on, workers from the last: what is theirs stays in their caches."""
+    place = 0
+    while _add(board, NEXT, 1) < parts:  # type: ignore[call-arg]
+        if not owner:
+            place = parts - 1 - _add(board, LAST, 1)  # type: ignore[call-arg]
+        _call(job, arguments, place)  # type: ignore[call-arg]
+        place += 1
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -135,11 +138,12 @@ def share(board: int, job: int, arguments: int, parts: int, helpers: int, wake: 
     place = words(board, WORDS)
     place[JOB], place[ARGUMENTS], place[PARTS], place[HELPERS] = job, arguments, parts, helpers
     _store(board, NEXT, 0)  # type: ignore[call-arg]
+    _store(board, LAST, 0)  # type: ignore[call-arg]
     _store(board, OPEN, 1)  # type: ignore[call-arg]
     _add(board, TURN, 1)  # type: ignore[call-arg]
     if wake and _load(board, ASLEEP):  # type: ignore[call-arg]
         _rouse(board)
-    _take_parts(board, job, arguments, parts)
+    _take_parts(board, job, arguments, parts, True)
     _store(board, OPEN, 0)  # type: ignore[call-arg]
     tries = 0
     while _load(board, INSIDE):  # type: ignore[call-arg]
@@ -189,5 +193,5 @@ def serve(board: int, number: int, spins: int) -> None:
         # Inside first, then open: the owner closes first, then waits until nobody is inside.
         _add(board, INSIDE, 1)  # type: ignore[call-arg]
         if _load(board, OPEN) and number < place[HELPERS]:  # type: ignore[call-arg]
-            _take_parts(board, place[JOB], place[ARGUMENTS], place[PARTS])
+            _take_parts(board, place[JOB], place[ARGUMENTS], place[PARTS], False)
         _add(board, INSIDE, -1)  # type: ignore[call-arg]
