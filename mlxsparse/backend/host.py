@@ -302,7 +302,7 @@ def _get_pool() -> ThreadPoolExecutor:
 
 
 @lru_cache(maxsize=1)
-def _current_core() -> Callable[[], int] | None:
+def current_core() -> Callable[[], int] | None:
     """Which core the calling thread runs on, where Linux tells and threads can be placed."""
     if not hasattr(os, "sched_setaffinity"):
         return None
@@ -316,7 +316,7 @@ def _apart() -> Any:
     Threads that hand Python's lock to each other wake each other, and on machines of few cores Linux
     then draws them onto one core, where they take turns for tens of milliseconds while another idles.
     """
-    core = _current_core()
+    core = current_core()
     allowed = os.sched_getaffinity(0) if core is not None else set()
     if core is None or len(allowed) < 2:
         yield

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .host import num_threads
+from .host import current_core, num_threads
 
 LOOKS = 10_000  # times that a worker looks for work before it sleeps: about 0.2 ms
 
@@ -46,7 +46,7 @@ class _Team:
         # On lines of a cache of their own.
         memory = np.zeros(code.WORDS + 80, np.int64)
         skip = -memory.ctypes.data % 128 // 8
-        self.memory, board = memory, memory[skip:]
+        self.words = board = memory[skip:]
         self.board = board.ctypes.data
         board[code.MUTEX] = self.board + 8 * code.WORDS
         board[code.CONDITION] = self.board + 8 * (code.WORDS + 16)
@@ -75,6 +75,23 @@ class _Team:
                 thread.start()
                 self.threads.append(thread)
 
+    def place(self) -> None:
+        """Have workers woken on other cores than the caller's.
+
+        Linux leaves threads that wake each other on one core for a while if another one has anything to do.
+        """
+        core = current_core()
+        allowed = os.sched_getaffinity(0) if core is not None else set()
+        if core is None or len(allowed) < 2:
+            return
+        others = allowed - {core()}
+        for thread in self.threads:
+            assert thread.native_id is not None  # started
+            try:
+                os.sched_setaffinity(thread.native_id, others)
+            except OSError:  # not allowed here, or gone
+                return
+
     def stop(self) -> None:
         _compiled().stop(self.board)
         for thread in self.threads:
@@ -95,6 +112,8 @@ def crew(wake: bool, alone: bool = False) -> tuple[int, int, bool]:
             found = _team = _team or _Team()
     if len(found.threads) < helpers:
         found.grow(helpers)
+    if wake and helpers and found.words[_compiled().ASLEEP]:
+        found.place()
     return found.board, helpers, wake
 
 
