@@ -11,6 +11,22 @@ PIECES = 8  # thousands of values of a part
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def factors_of(
+    mean: np.ndarray, var: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float, n: int, length: int
+) -> np.ndarray:
+    """(2, length): what `length` values, whole rows of n, are multiplied by and what is added; 0 past C."""
+    factors = np.zeros((2, length), np.float32)
+    for c in range(len(mean)):
+        scale = np.float32(1) / np.sqrt(var[c] + eps)
+        shift = -mean[c] * scale
+        if len(weight):
+            scale, shift = scale * weight[c], shift * weight[c] + bias[c]
+        for i in range(c, length, n):
+            factors[0, i], factors[1, i] = scale, shift
+    return factors
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def activate(
     crew: tuple[int, int, bool],
     job: int,
@@ -26,15 +42,7 @@ def activate(
     y: np.ndarray,
 ) -> None:
     """engine.pointwise._activate: whole rows, flat, `length` values at a time. What is empty is left out."""
-    channels = len(mean)
-    factors = np.empty((2, length if channels else 0), np.float32)
-    for c in range(channels):
-        scale = np.float32(1) / np.sqrt(var[c] + eps)
-        shift = -mean[c] * scale
-        if len(weight):
-            scale, shift = scale * weight[c], shift * weight[c] + bias[c]
-        for i in range(c, length, channels):
-            factors[0, i], factors[1, i] = scale, shift
+    factors = factors_of(mean, var, weight, bias, eps, len(mean), length if len(mean) else 0)
     step = PIECES * length
     a = np.empty(11, np.int64)
     a[0], a[1], a[2], a[3] = x.ctypes.data, len(x), factors.ctypes.data, factors.shape[1]
@@ -50,11 +58,11 @@ def activate_part(arguments: int, part: int) -> None:
     source, factors = floats(a[0], a[1]), floats(a[2], 2 * a[3]).reshape(2, a[3])
     more, relu, y = floats(a[4], a[5]), a[6] != 0, floats(a[8], size)
     for first in range(part * a[10], min((part + 1) * a[10], size), length):
-        _activate_piece(source, factors, more, relu, first, min(length, size - first), y)
+        activate_piece(source, factors, more, relu, first, min(length, size - first), y)
 
 
 @njit(nogil=True, error_model="numpy")
-def _activate_piece(
+def activate_piece(
     x: np.ndarray, factors: np.ndarray, add: np.ndarray, relu: bool, first: int, size: int, y: np.ndarray
 ) -> None:
     part, factor, offset = y[first : first + size], factors[0], factors[1]

@@ -6,19 +6,15 @@ without numba or with ``MLXSPARSE_FAST=0``; callers then use NumPy.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from . import team
-from .host import blas_addresses, num_threads, parallel, scratch
+from .host import blas_addresses, num_threads, parallel, scratch, setting
 
 SMALL = 100_000  # items that one thread does in about the time of waking another
-WAKE = 1 << 19  # values of a pass that workers are woken for
-FEW, FEW_WIDE = 16, 64  # channels up to which rows are multiplied where they lie; with wide registers
 
 
 @lru_cache(maxsize=1)
@@ -32,7 +28,7 @@ def _numba() -> Any:
 
 def available() -> bool:
     """Whether the compiled loops are used."""
-    return os.environ.get("MLXSPARSE_FAST", "1") != "0" and _numba() is not None
+    return setting(b"MLXSPARSE_FAST") != b"0" and _numba() is not None
 
 
 @lru_cache(maxsize=1)
@@ -81,37 +77,6 @@ def pool_windows(
 def add_gathered(total: np.ndarray, target: np.ndarray, source: np.ndarray, ranks: np.ndarray) -> None:
     """total[target[i]] += source[ranks[i]] for distinct rows."""
     loops().add_gathered(total, target, source, ranks)
-
-
-@lru_cache(maxsize=1)
-def _passes() -> Any:
-    from . import _numba_passes
-
-    return _numba_passes
-
-
-def activate(
-    x: np.ndarray,
-    mean: np.ndarray,
-    var: np.ndarray,
-    weight: np.ndarray,
-    bias: np.ndarray,
-    eps: np.float32,
-    add: np.ndarray,
-    relu: bool,
-    length: int,
-    y: np.ndarray,
-) -> None:
-    """As engine.pointwise._activate; workers help."""
-    code, crew = _passes(), team.crew(len(y) >= WAKE)
-    job = team.job(code.activate_part)
-    code.activate(crew, job, x, mean, var, weight, bias, eps, add, relu, length, y)
-
-
-def put_columns(source: np.ndarray, y: np.ndarray, first: int) -> None:
-    """y[:, first : first + C] = source; workers help."""
-    code, crew = _passes(), team.crew(source.size >= WAKE)
-    code.put_columns(crew, team.job(code.put_columns_part), source, y, first)
 
 
 def _for_ranges(work: Callable[[int, int], None], items: int, groups: int) -> None:
@@ -245,66 +210,7 @@ def convolve_block(
 
     spans: where each tap's pairs start and end. room: rows for what is gathered, and for the products.
     """
-    _products().convolve_block(blas, x, _or_none(order), taps, *ranks, *spans, first, total, *room)
-
-
-def _lanes(channels: int) -> int:
-    """Channels of a vector in `convolve_few`."""
-    return 4 if channels <= 4 else 16 if channels > 8 and _products().WIDE else 8
-
-
-@cache
-def few_channels(ci: int, co: int) -> bool:
-    """Whether `convolve_few` takes products (m, ci) @ (ci, co): few channels, and the bits of this BLAS."""
-    addresses = blas_addresses()
-    if addresses is None or max(ci, co) > (FEW_WIDE if _products().WIDE else FEW):
-        return False
-    rng = np.random.default_rng(0)
-    x, w = (rng.standard_normal(shape, np.float32) for shape in ((1024, ci), (ci, co)))
-    ranks = np.arange(len(x), dtype=np.int32)
-    for m in (5, len(x)):
-        y = np.empty((m, co), np.float32)
-        edges = np.array([0, m])
-        convolve_few(addresses, x, None, w[None], (ranks, ranks), edges, edges[:, None], None, None, y, alone=True)
-        if not np.array_equal(y, np.matmul(x[:m], w)):
-            return False
-    return True
-
-
-def convolve_few(
-    blas: np.ndarray,
-    x: np.ndarray,
-    order: np.ndarray | None,
-    taps: np.ndarray,
-    ranks: tuple[np.ndarray, np.ndarray],
-    edges: np.ndarray,
-    bounds: np.ndarray,
-    bias: np.ndarray | None,
-    out_order: np.ndarray | None,
-    y: np.ndarray,
-    *,
-    group: int = 1,
-    wake: bool = False,
-    alone: bool = False,
-) -> None:
-    """y[out_order[o]] = bias + sum of x[order[i]] @ taps[t] over pairs (i, o), for `few_channels`.
-
-    edges: of blocks of output ranks; bounds (blocks + 1, T): pairs of each tap in them. A pair alone in
-    `group` blocks is multiplied as NumPy does it. wake, alone: as in `team.crew`.
-    """
-    lanes = _lanes(taps.shape[2])
-    padded = taps
-    if taps.shape[2] % lanes:
-        padded = np.zeros((*taps.shape[:2], -(-taps.shape[2] // lanes) * lanes), np.float32)
-        padded[:, :, : taps.shape[2]] = taps
-    start = np.zeros(padded.shape[2], np.float32)
-    if bias is not None:
-        start[: len(bias)] = bias
-    code = _products()
-    job = team.job({4: code.few4, 8: code.few8, 16: code.few16}[lanes])
-    order, out_order = _or_none(order), _or_none(out_order)
-    crew = team.crew(wake, alone)
-    code.convolve_few(crew, job, blas, x, order, padded, *ranks, edges, bounds, group, start, out_order, y)
+    _products().convolve_block(blas, x, or_none(order), taps, *ranks, *spans, first, total, *room)
 
 
 def put_products(
@@ -318,7 +224,7 @@ def put_products(
     room: list[np.ndarray],
 ) -> None:
     """y[rows[i]] = x[order[ranks[i]]] @ weight; `room` as in `convolve_block`."""
-    _products().put_products(blas, x, _or_none(order), weight, ranks, rows, y, *room)
+    _products().put_products(blas, x, or_none(order), weight, ranks, rows, y, *room)
 
 
 def rows_times(
@@ -328,31 +234,8 @@ def rows_times(
     _products().rows_times(blas, x, weight, np.empty(0, np.float32) if bias is None else bias, y)
 
 
-def few_times(
-    blas: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, y: np.ndarray, count: int
-) -> None:
-    """y[:count] = x[:count] @ weight + bias, for `few_channels` and more than one row."""
-    ranks, edges = _in_order(count)
-    pairs = (ranks, ranks)
-    bounds, group, wake = edges[:, None], len(edges), count * weight.size >= WAKE
-    convolve_few(
-        blas, x, None, weight[None], pairs, edges, bounds, bias, None, y, group=group, wake=wake
-    )
-
-
-_ROWS = 512  # of a part
-
-
-@lru_cache(maxsize=16)
-def _in_order(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers below count, and edges of parts."""
-    edges = np.arange(0, count + _ROWS, _ROWS)
-    edges[-1] = count
-    return np.arange(count, dtype=np.int32), edges
-
-
 _RANKS_ARE_ROWS = np.empty(0, np.int32)
 
 
-def _or_none(order: np.ndarray | None) -> np.ndarray:
+def or_none(order: np.ndarray | None) -> np.ndarray:
     return _RANKS_ARE_ROWS if order is None else order

@@ -164,9 +164,21 @@ def to_mlx(v: np.ndarray) -> mx.array:
 # ---------------------------------------------------------------- threads
 
 
+# What os.environ keeps: a variable that is not there costs it 2 us, and operators ask a hundred times a forward.
+_environment: Any = getattr(os.environ, "_data", None)
+
+
+def setting(name: bytes) -> bytes | None:
+    """A variable of the environment."""
+    if _environment is not None:
+        found: bytes | None = _environment.get(name)
+        return found
+    return os.environb.get(name)
+
+
 def num_threads() -> int:
     """Host worker threads: ``MLXSPARSE_THREADS``, else the cores this process may use, at most 8."""
-    wanted = os.environ.get("MLXSPARSE_THREADS")
+    wanted = setting(b"MLXSPARSE_THREADS")
     if wanted:
         return max(1, int(wanted))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mlxsparse as ms
-from mlxsparse.backend import fast
+from mlxsparse.backend import fast, fast_rows
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -110,7 +110,7 @@ def test_same_bits_of_few_channels(monkeypatch, ci, co):
         runs.append(run())
     for a, b in zip(*runs):
         np.testing.assert_array_equal(a, b)
-    assert not fast.few_channels(fast.FEW_WIDE + 1, 4)
+    assert not fast_rows.few_channels(fast_rows.FEW_WIDE + 1, 4)
 
 
 @pytest.mark.parametrize(("ci", "co"), [(64, 64), (130, 70), (300, 20)])
