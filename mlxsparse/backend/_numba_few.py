@@ -10,7 +10,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ._numba_passes import activate_piece
+from ._numba_passes import activate_piece, factors_of
 from ._numba_products import gemv
 from ._numba_team import floats, ints, share, words
 
@@ -126,11 +126,11 @@ _EIGHT, _ONE = (0,) * 8, (0,)
 _TILE = 16
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def taps_of(weight: np.ndarray, bias: np.ndarray, taps: np.ndarray, start: np.ndarray) -> None:
-    """taps (T, Ci, n) and start (n,) of weight (Co, T, Ci) and bias (Co,) or (0,); 0 past Co."""
+@njit(nogil=True, error_model="numpy")
+def _taps_of(weight: np.ndarray, n: int) -> np.ndarray:
+    """(T, Ci, n) of weight (Co, T, Ci); 0 past Co."""
     outputs, places, channels = weight.shape
-    n = taps.shape[2]
+    taps = np.empty((places, channels, n), np.float32)
     for t in range(places):
         for first in range(0, channels, _TILE):
             last = min(first + _TILE, channels)
@@ -138,8 +138,7 @@ def taps_of(weight: np.ndarray, bias: np.ndarray, taps: np.ndarray, start: np.nd
                 for k in range(first, last):
                     for c in range(low, min(low + _TILE, n)):
                         taps[t, k, c] = weight[c, t, k] if c < outputs else np.float32(0)
-    for c in range(n):
-        start[c] = bias[c] if c < len(bias) else np.float32(0)
+    return taps
 
 
 @njit(nogil=True, error_model="numpy")
@@ -228,11 +227,11 @@ def _convolve(
 @njit(nogil=True, cache=True, error_model="numpy")
 def convolve(
     crew: tuple[int, int, bool],
-    job: int,
+    job: tuple[int, int],
     blas: np.ndarray,
     x: np.ndarray,
     order: np.ndarray,
-    taps: np.ndarray,
+    weight: np.ndarray,
     in_rank: np.ndarray,
     out_rank: np.ndarray,
     edges: np.ndarray,
@@ -240,26 +239,35 @@ def convolve(
     group: int,
     bias: np.ndarray,
     out_order: np.ndarray,
-    factors: np.ndarray,
+    vectors: tuple[np.ndarray, ...],
+    eps: float,
+    length: int,
     add: np.ndarray,
     relu: bool,
     y: np.ndarray,
 ) -> None:
-    """Blocks of output ranks between the edges, each a part of `job`: one of `few4`, `few8` and `few16`.
+    """Blocks of output ranks between the edges, each a part of `job`: address and lanes of a `few` below.
 
     crew: board, helpers and whether to wake them, as `share` has them. bounds (blocks + 1, T): pairs of each
-    tap. A pair alone in `group` blocks is multiplied as NumPy does it. factors (2, whole rows), add (rows, C),
-    relu: as in `activate_piece`.
+    tap. A pair alone in `group` blocks is multiplied as NumPy does it. weight (Co, T, Ci), bias (Co,) or (0,).
+    vectors, eps, add (rows, C), relu: of a `fast_rows.Finish`, in pieces of about `length` values.
     """
+    outputs, taps, k = weight.shape
+    n = (outputs + job[1] - 1) // job[1] * job[1]
+    padded, start = _taps_of(weight, n), np.zeros(n, np.float32)
+    start[: len(bias)] = bias
+    mean = vectors[0]
+    length = max(1, length // n) * n if len(mean) else 0
+    factors = factors_of(mean, vectors[1], vectors[2], vectors[3], eps, n, length)
     a = np.empty(26, np.int64)
-    a[0], a[1], a[2], a[3] = blas[1], taps.shape[1], taps.shape[2], x.ctypes.data
-    a[4], a[5], a[6], a[7] = order.ctypes.data, len(order), taps.ctypes.data, len(taps)
+    a[0], a[1], a[2], a[3] = blas[1], k, n, x.ctypes.data
+    a[4], a[5], a[6], a[7] = order.ctypes.data, len(order), padded.ctypes.data, taps
     a[8], a[9], a[10] = in_rank.ctypes.data, out_rank.ctypes.data, len(in_rank)
     a[11], a[12], a[13] = edges.ctypes.data, bounds.ctypes.data, len(edges) - 1
-    a[14], a[15], a[16], a[17] = group, bias.ctypes.data, out_order.ctypes.data, len(out_order)
+    a[14], a[15], a[16], a[17] = group, start.ctypes.data, out_order.ctypes.data, len(out_order)
     a[18], a[19], a[20] = y.ctypes.data, y.shape[0], y.shape[1]
-    a[21], a[22], a[23], a[24], a[25] = factors.ctypes.data, factors.shape[1], add.ctypes.data, len(add), relu
-    share(crew[0], job, a.ctypes.data, len(edges) - 1, crew[1], crew[2])
+    a[21], a[22], a[23], a[24], a[25] = factors.ctypes.data, length, add.ctypes.data, len(add), relu
+    share(crew[0], job[0], a.ctypes.data, len(edges) - 1, crew[1], crew[2])
 
 
 @njit(nogil=True, error_model="numpy")

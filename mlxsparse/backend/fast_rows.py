@@ -15,7 +15,6 @@ WAKE = 1 << 19  # values of a pass that workers are woken for
 FEW, FEW_WIDE = 16, 64  # channels up to which rows are multiplied where they lie; with wide registers
 PIECE = 1024  # values of a step, which stay in cache
 _NONE = np.empty(0, np.float32)
-_NO_ROWS, _NO_FACTORS = np.empty((0, 1), np.float32), np.empty((2, 0), np.float32)
 
 
 class Finish(NamedTuple):
@@ -28,6 +27,9 @@ class Finish(NamedTuple):
     eps: np.float32
     add: np.ndarray
     relu: bool
+
+
+_NO_FINISH = Finish((_NONE,) * 4, np.float32(0), np.empty((0, 1), np.float32), False)
 
 
 @lru_cache(maxsize=1)
@@ -115,20 +117,11 @@ def convolve_few(
     pair alone in `group` blocks is multiplied as NumPy does it. wake, alone: as in `team.crew`.
     """
     code, lanes = _few(), _lanes(len(weight))
-    co, taps, ci = weight.shape
-    padded = np.empty((taps, ci, -(-co // lanes) * lanes), np.float32)
-    start = np.empty(padded.shape[2], np.float32)
-    code.taps_of(weight, _NONE if bias is None else bias, padded, start)
-    factors, add, relu = _NO_FACTORS, _NO_ROWS, False
-    if finish is not None:
-        add, relu = finish.add, finish.relu
-        if len(finish.vectors[0]):
-            length = max(1, PIECE // len(start)) * len(start)
-            factors = _passes().factors_of(*finish.vectors, finish.eps, len(start), length)
     job = team.job(code.few4 if lanes == 4 else code.few8 if lanes == 8 else code.few16)
+    vectors, eps, add, relu = finish or _NO_FINISH
     code.convolve(
-        team.crew(wake, alone), job, blas, x, or_none(order), padded, *ranks, edges, bounds, group, start,
-        or_none(out_order), factors, add, relu, y,
+        team.crew(wake, alone), (job, lanes), blas, x, or_none(order), weight, *ranks, edges, bounds, group,
+        _NONE if bias is None else bias, or_none(out_order), vectors, eps, PIECE, add, relu, y,
     )  # fmt: skip
 
 

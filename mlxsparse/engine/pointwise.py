@@ -22,7 +22,13 @@ LARGE = 1 << 21  # values from which threads share a pass of NumPy's
 
 def direct(*arrays: mx.array) -> bool:
     """Whether the functions below may be used: float32 arrays on the host, and no transformation."""
-    return all(a.dtype == mx.float32 for a in arrays) and executor() == "host" and not traced(*arrays)
+    for a in arrays:
+        if a.dtype != _FLOAT:
+            return False
+    return executor() == "host" and not traced(*arrays)
+
+
+_FLOAT = mx.float32
 
 
 def activated(
