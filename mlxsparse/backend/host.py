@@ -318,7 +318,7 @@ def current_core() -> Callable[[], int] | None:
     """Which core the calling thread runs on, where Linux tells and threads can be placed."""
     if not hasattr(os, "sched_setaffinity"):
         return None
-    return getattr(ctypes.CDLL(None), "sched_getcpu", None)
+    return getattr(ctypes.PyDLL(None), "sched_getcpu", None)  # keeps Python's lock: it is as short as that
 
 
 @contextmanager

@@ -57,6 +57,7 @@ class _Team:
             (code.WAKE, "pthread_cond_broadcast"), (code.UNLOCK, "pthread_mutex_unlock"), (code.YIELD, "sched_yield"),
         ):  # fmt: skip
             board[word] = ctypes.cast(getattr(libc, name), ctypes.c_void_p).value
+        self.core = -1  # that workers keep away from
         self.threads: list[threading.Thread] = []
         self.lock = threading.Lock()
         code.share(self.board, 0, 0, 0, 0, False)  # compiled before a thread starts
@@ -74,18 +75,20 @@ class _Team:
                 )
                 thread.start()
                 self.threads.append(thread)
+                self.core = -1
 
     def place(self) -> None:
-        """Have workers woken on other cores than the caller's.
+        """Keep workers on other cores than the caller's, which the system may have moved.
 
         Linux leaves threads that wake each other on one core for a while if another one has anything to do.
         """
-        core = current_core()
-        allowed = os.sched_getaffinity(0) if core is not None else set()
-        if core is None or len(allowed) < 2:
+        find = current_core()
+        core = -1 if find is None else find()
+        if core == self.core:
             return
-        others = allowed - {core()}
-        for thread in self.threads:
+        self.core = core
+        others = os.sched_getaffinity(0) - {core}
+        for thread in self.threads if others else ():
             assert thread.native_id is not None  # started
             try:
                 os.sched_setaffinity(thread.native_id, others)
@@ -112,7 +115,7 @@ def crew(wake: bool, alone: bool = False) -> tuple[int, int, bool]:
             found = _team = _team or _Team()
     if len(found.threads) < helpers:
         found.grow(helpers)
-    if wake and helpers and found.words[_compiled().ASLEEP]:
+    if helpers:
         found.place()
     return found.board, helpers, wake
 
