@@ -12,7 +12,8 @@ from .fast import or_none
 from .host import blas_addresses
 
 WAKE = 1 << 19  # values of a pass that workers are woken for
-FEW, FEW_WIDE = 16, 64  # channels up to which rows are multiplied where they lie; with wide registers
+# Channels in and out up to which rows are multiplied where they lie; with wide registers.
+FEW, FEW_WIDE = (16, 16), (128, 64)
 PIECE = 1024  # values of a step, which stay in cache
 _NONE = np.empty(0, np.float32)
 
@@ -79,7 +80,8 @@ def _lanes(channels: int) -> int:
 def few_channels(ci: int, co: int) -> bool:
     """Whether `convolve_few` takes products (m, ci) @ (ci, co): few channels, and the bits of this BLAS."""
     addresses = blas_addresses()
-    if addresses is None or max(ci, co) > (FEW_WIDE if _few().WIDE else FEW):
+    most = FEW_WIDE if _few().WIDE else FEW
+    if addresses is None or ci > most[0] or co > most[1]:
         return False
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(shape, np.float32) for shape in ((1024, ci), (ci, co)))
