@@ -64,7 +64,10 @@ def view(a: mx.array) -> np.ndarray:
 
 def view32(a: mx.array) -> np.ndarray:
     """As `view`, C-contiguous, with float16 and bfloat16 widened to float32."""
-    return np.ascontiguousarray(view(a if a.dtype == mx.float32 else a.astype(mx.float32)))
+    if a.dtype == mx.float32 and a.size:  # the usual case, which is quick
+        require_values(a)
+        return np.ascontiguousarray(a)
+    return np.ascontiguousarray(view(a.astype(mx.float32)))
 
 
 def _blank(size: int) -> np.ndarray:

@@ -47,13 +47,16 @@ def convolve(
         weight = weight if weight.ndim == 3 else weight.flatten(1, -2)
         return conv_kernel.convolve(x, weight, bias, pairs, rows, groups)
     assert not isinstance(pairs, DeviceMap)  # made where kernels run
+    steps, _then.steps = _then.steps, None
+    if steps is not None:  # float32 outside of MLX's transformations, where nobody asks for a gradient
+        start = None if bias is None else view32(bias)
+        return _gather_gemm(view32(x), _flat(weight), start, pairs, rows, groups, steps)
     dtype = x.dtype
 
-    steps, _then.steps = _then.steps, None
-
     def forward(x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
-        start = view32(b[0]) if b else None
-        return _gather_gemm(view32(x), _flat(w), start, pairs, rows, groups, steps).astype(dtype)
+        return _gather_gemm(
+            view32(x), _flat(w), view32(b[0]) if b else None, pairs, rows, groups
+        ).astype(dtype)
 
     def input_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         back = _swap_channels(_flat(w), groups)
@@ -81,7 +84,7 @@ _then = _Then()
 
 
 def then(steps: Finish | None) -> Finish | None:
-    """Have the next convolution of this thread finish its rows, outside of MLX's transformations and on the host.
+    """Have the next convolution of this thread finish its rows: float32 on the host, outside of transformations.
 
     Returns what was to be done and is not done yet.
     """
