@@ -66,13 +66,14 @@ def _add_products(
 def _add_fours(
     context: Any, x: Any, into: Any, y: Any, out: Any, w: Any, k: Any, n: Any
 ) -> Any:
-    """As _add_products for eight rows and four lanes, with two rows in a vector: half of the multiply-adds."""
+    """As _add_products for eight rows and four lanes, two rows in a vector: half of the multiply-adds."""
 
     def generate(target: Any, builder: Any, signature: Any, args: Any) -> Any:
         f32, i32, i64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
         four, eight = ir.VectorType(f32, 4), ir.VectorType(f32, 8)
         x, into, y, out, w = (
-            builder.inttoptr(place, kind.as_pointer()) for place, kind in zip(args[:5], (f32, i32, f32, i32, f32))
+            builder.inttoptr(place, kind.as_pointer())
+            for place, kind in zip(args[:5], (f32, i32, f32, i32, f32))
         )
         k, n = args[5:]
         fma = cgutils.get_or_insert_function(
@@ -87,7 +88,8 @@ def _add_fours(
             return builder.load(builder.bitcast(place, four.as_pointer()), align=4)
 
         def pick(a: Any, b: Any, lanes: list[int]) -> Any:
-            return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(i32, len(lanes)), [i32(i) for i in lanes]))
+            mask = ir.Constant(ir.VectorType(i32, len(lanes)), [i32(i) for i in lanes])
+            return builder.shuffle_vector(a, b, mask)
 
         def add(total: Any, value: Any, place: Any) -> None:
             weight = load(builder.gep(w, [builder.mul(place, n)]))
@@ -100,7 +102,7 @@ def _add_fours(
         with cgutils.for_range_slice(builder, i64(0), whole, i64(4)) as (first, _):
             for j, total in enumerate(sums):
                 both = [load(builder.gep(sources[2 * j + h], [first])) for h in (0, 1)]
-                values = pick(*both, list(range(8)))
+                values = pick(both[0], both[1], list(range(8)))
                 for q in range(4):
                     add(total, pick(values, values, [q] * 4 + [4 + q] * 4), builder.add(first, i64(q)))
         with cgutils.for_range_slice(builder, whole, k, i64(1)) as (place, _):
@@ -110,7 +112,7 @@ def _add_fours(
                     value = builder.load(builder.gep(sources[2 * j + h], [place]))
                     vector = builder.insert_element(four(ir.Undefined), value, i32(0))
                     ends.append(pick(vector, vector, [0] * 4))
-                add(total, pick(*ends, list(range(8))), place)
+                add(total, pick(ends[0], ends[1], list(range(8))), place)
         for j, total in enumerate(sums):
             value = builder.load(total)
             for h in (0, 1):
@@ -163,10 +165,10 @@ def _convolve(
     relu: bool,
     y: np.ndarray,
 ) -> None:
-    """Output ranks [first, last): y = bias + x[i] @ taps[t], eight rows at a time in registers, then finished.
+    """Output ranks [first, last): y = bias + x[i] @ taps[t], eight rows at a time, then finished.
 
-    x (., k) and taps (T, k, n) by address. taps, bias and factors have whole vectors of channels, y may have less.
-    spans (2, T): pairs of each tap; around: of the whole group of blocks.
+    x (., k) and taps (T, k, n) by address. taps, bias and factors have whole vectors of channels, y may
+    have less. spans (2, T): pairs of each tap; around: of the whole group of blocks.
     """
     channels, empty = y.shape[1], np.empty(0, np.float32)
     in_place = n == channels and len(out_order) == 0
@@ -249,7 +251,8 @@ def convolve(
     """Blocks of output ranks between the edges, each a part of `job`: address and lanes of a `few` below.
 
     crew: board, helpers and whether to wake them, as `share` has them. bounds (blocks + 1, T): pairs of each
-    tap. A pair alone in `group` blocks is multiplied as NumPy does it. weight (Co, T, Ci), bias (Co,) or (0,).
+    tap. A pair alone in `group` blocks is multiplied as NumPy does it. weight (Co, T, Ci), bias (Co,) or
+    (0,).
     vectors, eps, add (rows, C), relu: of a `fast_rows.Finish`, in pieces of about `length` values.
     """
     outputs, taps, k = weight.shape

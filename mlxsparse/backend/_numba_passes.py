@@ -1,4 +1,4 @@
-"""Passes over rows that workers share, for backend/fast.py; imported only where numba is installed."""
+"""Passes over rows that workers share, for backend/fast_rows.py; imported only where numba is installed."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ def put_columns_part(arguments: int, part: int) -> None:
     """Compiled by `team.job`."""
     a = words(arguments, 7)
     rows, channels, first = a[1], a[2], a[5]
-    source, y = floats(a[0], rows * channels).reshape(rows, channels), floats(a[3], rows * a[4]).reshape(rows, a[4])
+    source = floats(a[0], rows * channels).reshape(rows, channels)
+    y = floats(a[3], rows * a[4]).reshape(rows, a[4])
     fours = channels // 4 * 4
     for i in range(part * a[6], min((part + 1) * a[6], rows)):
         for c in range(0, fours, 4):  # rows are too short for LLVM's own vectors

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, cfunc, njit, types
 from numba.extending import intrinsic
 
 _I64 = ir.IntType(64)
@@ -117,14 +117,19 @@ def floats(address: int, count: int) -> np.ndarray:
     return found
 
 
+def compile_job(function: Any) -> Any:
+    """A C function of (address of arguments, part)."""
+    return cfunc("void(int64, int64)", cache=True, error_model="numpy")(function)
+
+
 @njit(nogil=True, error_model="numpy")
 def _take_parts(board: int, job: int, arguments: int, parts: int, owner: bool) -> None:
-    """The owner takes parts from the first on, workers from the last: what is theirs stays in their caches."""
+    """The owner takes parts from the first on, workers from the last: what is theirs stays in its cache."""
     place = 0
     while _add(board, NEXT, 1) < parts:  # type: ignore[call-arg]
         if not owner:
-            place = parts - 1 - _add(board, LAST, 1)  # type: ignore[call-arg]
-        _call(job, arguments, place)  # type: ignore[call-arg]
+            place = parts - 1 - _add(board, LAST, 1)
+        _call(job, arguments, place)
         place += 1
 
 
@@ -137,35 +142,35 @@ def share(board: int, job: int, arguments: int, parts: int, helpers: int, wake: 
         return
     place = words(board, WORDS)
     place[JOB], place[ARGUMENTS], place[PARTS], place[HELPERS] = job, arguments, parts, helpers
-    _store(board, NEXT, 0)  # type: ignore[call-arg]
-    _store(board, LAST, 0)  # type: ignore[call-arg]
-    _store(board, OPEN, 1)  # type: ignore[call-arg]
-    _add(board, TURN, 1)  # type: ignore[call-arg]
-    if wake and _load(board, ASLEEP):  # type: ignore[call-arg]
+    _store(board, NEXT, 0)
+    _store(board, LAST, 0)
+    _store(board, OPEN, 1)
+    _add(board, TURN, 1)
+    if wake and _load(board, ASLEEP):
         _rouse(board)
     _take_parts(board, job, arguments, parts, True)
-    _store(board, OPEN, 0)  # type: ignore[call-arg]
+    _store(board, OPEN, 0)
     tries = 0
-    while _load(board, INSIDE):  # type: ignore[call-arg]
-        _pause()  # type: ignore[call-arg]
+    while _load(board, INSIDE):
+        _pause()
         tries += 1
         if tries > 2000:  # a worker that has a part may wait for this very core
-            _call(place[YIELD], 0, 0)  # type: ignore[call-arg]
-    _store(board, HELD, 0)  # type: ignore[call-arg]
+            _call(place[YIELD], 0, 0)
+    _store(board, HELD, 0)
 
 
 @njit(nogil=True, error_model="numpy")
 def _rouse(board: int) -> None:
     place = words(board, WORDS)
     _call(place[LOCK], place[MUTEX], 0)  # type: ignore[call-arg]
-    _call(place[WAKE], place[CONDITION], 0)  # type: ignore[call-arg]
-    _call(place[UNLOCK], place[MUTEX], 0)  # type: ignore[call-arg]
+    _call(place[WAKE], place[CONDITION], 0)
+    _call(place[UNLOCK], place[MUTEX], 0)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def stop(board: int) -> None:
     _store(board, STOP, 1)  # type: ignore[call-arg]
-    _add(board, TURN, 1)  # type: ignore[call-arg]
+    _add(board, TURN, 1)
     _rouse(board)
 
 
@@ -175,23 +180,23 @@ def serve(board: int, number: int, spins: int) -> None:
     place = words(board, WORDS)
     seen = 0
     while _load(board, STOP) == 0:  # type: ignore[call-arg]
-        turn = _load(board, TURN)  # type: ignore[call-arg]
+        turn = _load(board, TURN)
         tries = 0
         while turn == seen and tries < spins:
-            _pause()  # type: ignore[call-arg]
+            _pause()
             tries += 1
-            turn = _load(board, TURN)  # type: ignore[call-arg]
+            turn = _load(board, TURN)
         if turn == seen:
-            _call(place[LOCK], place[MUTEX], 0)  # type: ignore[call-arg]
-            _add(board, ASLEEP, 1)  # type: ignore[call-arg]
-            while _load(board, TURN) == seen:  # type: ignore[call-arg]
-                _call(place[WAIT], place[CONDITION], place[MUTEX])  # type: ignore[call-arg]
-            _add(board, ASLEEP, -1)  # type: ignore[call-arg]
-            _call(place[UNLOCK], place[MUTEX], 0)  # type: ignore[call-arg]
+            _call(place[LOCK], place[MUTEX], 0)
+            _add(board, ASLEEP, 1)
+            while _load(board, TURN) == seen:
+                _call(place[WAIT], place[CONDITION], place[MUTEX])
+            _add(board, ASLEEP, -1)
+            _call(place[UNLOCK], place[MUTEX], 0)
             continue
         seen = turn
         # Inside first, then open: the owner closes first, then waits until nobody is inside.
-        _add(board, INSIDE, 1)  # type: ignore[call-arg]
-        if _load(board, OPEN) and number < place[HELPERS]:  # type: ignore[call-arg]
+        _add(board, INSIDE, 1)
+        if _load(board, OPEN) and number < place[HELPERS]:
             _take_parts(board, place[JOB], place[ARGUMENTS], place[PARTS], False)
-        _add(board, INSIDE, -1)  # type: ignore[call-arg]
+        _add(board, INSIDE, -1)

@@ -1,4 +1,4 @@
-"""Compiled convolutions of few channels and passes over rows, for `fast.available()`; a team of workers helps."""
+"""Compiled convolutions of few channels and passes over rows, for `fast.available()`; workers help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NONE = np.empty(0, np.float32)
 class Finish(NamedTuple):
     """What is done with rows once they are made: normalised, plus `add`, then max(., 0) with `relu`.
 
-    vectors: mean, variance, weight and bias (C,), or empty arrays for what is left out. add (rows, C), or empty.
+    vectors: mean, variance, weight and bias (C,), or empty arrays in their place. add (rows, C) or (0, .).
     """
 
     vectors: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -90,7 +90,8 @@ def few_channels(ci: int, co: int) -> bool:
     for m in (5, len(x)):
         y = np.empty((m, co), np.float32)
         edges = np.array([0, m])
-        convolve_few(addresses, x, None, weight, (ranks, ranks), edges, edges[:, None], None, None, y, alone=True)
+        bounds = edges[:, None]
+        convolve_few(addresses, x, None, weight, (ranks, ranks), edges, bounds, None, None, y, alone=True)
         if not np.array_equal(y, np.matmul(x[:m], w)):
             return False
     return True

@@ -85,9 +85,9 @@ _blanks = np.zeros(0, np.uint8)
 def _keep_freed_memory() -> None:
     """Let glibc keep memory that is freed, up to 64 MiB, for the next array.
 
-    It gives freed blocks back to the system from twice the size of the largest one on that it mapped, and pages
-    that come back are faulted in anew: a seventh of a forward. A mapped block of 32 MiB is the largest it learns
-    from; this one is never touched.
+    It gives memory back to the system once twice the largest freed block that was mapped lies idle, and pages
+    that come back are faulted in anew: up to a fifth of a forward. The largest block that it learns from has
+    32 MiB; this one is never touched.
     """
     if sys.platform == "linux":
         np.empty((1 << 25) - (1 << 14), np.uint8)
@@ -167,7 +167,7 @@ def to_mlx(v: np.ndarray) -> mx.array:
 # ---------------------------------------------------------------- threads
 
 
-# What os.environ keeps: a variable that is not there costs it 2 us, and operators ask a hundred times a forward.
+# What os.environ keeps. It takes a microsecond to say that a variable is not there, 100 times a forward.
 _environment: Any = getattr(os.environ, "_data", None)
 
 

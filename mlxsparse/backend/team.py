@@ -1,7 +1,8 @@
 """Worker threads for compiled loops, without Python's lock: a part is handed over within a microsecond.
 
 `parallel` in host.py wakes its threads with Python, 50 to 100 us each time and more where they wait for
-Python's lock. Workers here look for work a little longer (LOOKS), so that a chain of small layers finds them awake.
+Python's lock. Workers here look for work for a while (LOOKS), so that a chain of small layers finds them
+awake, and one that sleeps or waits for a core holds nobody up: the caller does all parts that nobody took.
 """
 
 from __future__ import annotations
@@ -30,14 +31,12 @@ def _compiled() -> Any:
 @cache
 def job(function: Any) -> int:
     """Address of a function (address of arguments, part), compiled; it raises nothing."""
-    from numba import cfunc
-
-    made = cfunc("void(int64, int64)", nopython=True, cache=True, error_model="numpy")(function)
+    made = _compiled().compile_job(function)
     _functions.append(made)
     return int(made.address)
 
 
-_functions: list[Any] = []
+_functions: list[Any] = []  # compiled code lives as long as they do
 
 
 class _Team:
@@ -53,9 +52,12 @@ class _Team:
         libc.pthread_mutex_init(ctypes.c_void_p(int(board[code.MUTEX])), None)
         libc.pthread_cond_init(ctypes.c_void_p(int(board[code.CONDITION])), None)
         for word, name in (
-            (code.LOCK, "pthread_mutex_lock"), (code.WAIT, "pthread_cond_wait"),
-            (code.WAKE, "pthread_cond_broadcast"), (code.UNLOCK, "pthread_mutex_unlock"), (code.YIELD, "sched_yield"),
-        ):  # fmt: skip
+            (code.LOCK, "pthread_mutex_lock"),
+            (code.UNLOCK, "pthread_mutex_unlock"),
+            (code.WAIT, "pthread_cond_wait"),
+            (code.WAKE, "pthread_cond_broadcast"),
+            (code.YIELD, "sched_yield"),
+        ):
             board[word] = ctypes.cast(getattr(libc, name), ctypes.c_void_p).value
         self.core = -1  # that workers keep away from
         self.threads: list[threading.Thread] = []
@@ -106,7 +108,7 @@ _lock = threading.Lock()
 
 
 def crew(wake: bool, alone: bool = False) -> tuple[int, int, bool]:
-    """(address of the board, workers that may help, whether to wake them), for `share`; nobody helps if `alone`."""
+    """For `share`: address of the board, workers that may help (none if `alone`), whether to wake them."""
     global _team
     helpers = 0 if alone else num_threads() - 1
     found = _team

@@ -84,7 +84,7 @@ _then = _Then()
 
 
 def then(steps: Finish | None) -> Finish | None:
-    """Have the next convolution of this thread finish its rows: float32 on the host, outside of transformations.
+    """Have the next convolution of this thread finish its rows: in float32, outside of transformations.
 
     Returns what was to be done and is not done yet.
     """
@@ -244,7 +244,7 @@ def _gather_gemm(
     groups: int,
     steps: Finish | None = None,
 ) -> mx.array:
-    """x (capacity, g*ci) fp32, weight (g*co, T, ci) -> (rows, g*co) fp32; steps: what is done with them then."""
+    """x (capacity, g*ci) fp32, weight (g*co, T, ci) -> (rows, g*co) fp32, after `steps`."""
     out, y = empty((rows, len(weight)), mx.float32)
     y[pairs.num_out :] = 0
     ci = weight.shape[2]

@@ -13,8 +13,8 @@ import numpy as np
 from mlx.nn import Identity, Module
 
 from ..backend import executor
-from ..backend.kernel_norm import Running
 from ..backend.fast_rows import Finish
+from ..backend.kernel_norm import Running
 from ..engine import gather_gemm, norm, norm_kernel, pointwise
 from ..errors import MLXSparseError, ShapeError
 from ..ops.check import check_tensor
@@ -59,7 +59,11 @@ def norm_act(
 def conv_norm_act(
     conv: Module, norm: Module, act: Module, x: SparseTensor, add: SparseTensor | None = None, **kwargs: Any
 ) -> SparseTensor:
-    """``norm_act(norm, act, conv(x, **kwargs), add)``; on the host in evaluation in one pass with the convolution."""
+    """``norm_act(norm, act, conv(x, **kwargs), add)``.
+
+    On the host, in evaluation, the convolution finishes its rows while they are in cache, if the layers are
+    a convolution of this module, a BatchNorm or an Identity, and a ReLU.
+    """
     steps = _steps(conv, norm, act, x, add)
     if steps is None:
         return norm_act(norm, act, conv(x, **kwargs), add, made_by=conv)
@@ -97,7 +101,7 @@ def _steps(
 
 
 def _vectors(norm: Module) -> tuple[mx.array, ...] | None:
-    """Running mean and variance, weight and bias, nothing for an Identity; None where they are not for use."""
+    """Running mean and variance, weight and bias; none for an Identity. None where they are not used."""
     if isinstance(norm, Identity):
         return ()
     if norm.training or not norm.track_running_stats:

@@ -165,7 +165,7 @@ def test_conv_norm_act_is_what_its_layers_are(form, monkeypatch, channels, kind)
             y = conv(x, **out)
             other = y.replace(mx.array(random(6, y.capacity, co)))
             for add in (None, other) if kind == "subm" else (None,):
-                ms.nn.conv_norm_act(conv, layer, act, x, add, **out)  # the first call of a kind takes no short way
+                ms.nn.conv_norm_act(conv, layer, act, x, add, **out)  # a first call takes no short way
                 with monkeypatch.context() as only:
                     only.setattr("mlxsparse.nn.norm.norm_act", None)  # no second pass
                     got = ms.nn.conv_norm_act(conv, layer, act, x, add, **out)
