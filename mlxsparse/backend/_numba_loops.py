@@ -54,64 +54,6 @@ def add_gathered(total: np.ndarray, target: np.ndarray, source: np.ndarray, rank
             total[row, c] += source[rank, c]
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def activate(
-    x: np.ndarray,
-    mean: np.ndarray,
-    var: np.ndarray,
-    weight: np.ndarray,
-    bias: np.ndarray,
-    eps: float,
-    add: np.ndarray,
-    relu: bool,
-    length: int,
-    y: np.ndarray,
-) -> None:
-    """engine.pointwise._activate: whole rows, flat, `length` values at a time. What is empty is left out."""
-    channels = len(mean)
-    factor = np.empty(length if channels else 0, np.float32)
-    offset = np.empty_like(factor)
-    for c in range(channels):
-        scale = np.float32(1) / np.sqrt(var[c] + eps)
-        shift = -mean[c] * scale
-        if len(weight):
-            scale, shift = scale * weight[c], shift * weight[c] + bias[c]
-        for i in range(c, length, channels):
-            factor[i], offset[i] = scale, shift
-    for first in range(0, len(y), length):
-        size = min(length, len(y) - first)
-        part = y[first : first + size]
-        if len(x):
-            value = x[first : first + size]
-            for i in range(size):
-                part[i] = value[i]
-        # One array in and out: LLVM makes vectors of such loops.
-        if channels:
-            for i in range(size):
-                part[i] = part[i] * factor[i] + offset[i]
-        if len(add):
-            more = add[first : first + size]
-            for i in range(size):
-                part[i] += more[i]
-        if relu:
-            for i in range(size):
-                part[i] = np.float32(0) if part[i] < 0 else part[i]  # NaN stays
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def put_columns(source: np.ndarray, y: np.ndarray, first: int) -> None:
-    """y[:, first : first + C] = source."""
-    channels = source.shape[1]
-    fours = channels // 4 * 4
-    for i in range(len(source)):
-        for c in range(0, fours, 4):  # rows are too short for LLVM's own vectors
-            a, b, d, e = source[i, c], source[i, c + 1], source[i, c + 2], source[i, c + 3]
-            y[i, first + c], y[i, first + c + 1] = a, b
-            y[i, first + c + 2], y[i, first + c + 3] = d, e
-        for c in range(fours, channels):
-            y[i, first + c] = source[i, c]
-
-
 @njit(inline="always")
 def _larger(current: float, value: float) -> float:
     """As np.maximum: a NaN that is there stays, one that comes wins."""

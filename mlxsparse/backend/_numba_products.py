@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ._numba_loops import AHEAD, prefetch_row
 
 _ROW_MAJOR, _AS_IT_IS, _TRANSPOSED = 101, 111, 112  # of CBLAS
 UNPACKED = 1_000_000  # multiply-adds up to which OpenBLAS copies no matrix: an eighth to a fifth faster
-WIDE = bool(binding.get_host_cpu_features().get("avx512f"))  # registers for 8 sums of 16 lanes
 
 
 def _call(builder: Any, address: Any, *arguments: Any) -> None:
@@ -38,7 +36,7 @@ def _gemm(context: Any, address: Any, m: Any, n: Any, k: Any, a: Any, b: Any, c:
 
 
 @intrinsic
-def _gemv(context: Any, address: Any, n: Any, k: Any, a: Any, b: Any, c: Any) -> Any:
+def gemv(context: Any, address: Any, n: Any, k: Any, a: Any, b: Any, c: Any) -> Any:
     """As _gemm for one row, by cblas_sgemv, which is what NumPy calls then."""
 
     def generate(target: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -86,7 +84,7 @@ def product(
         source = gathered.ctypes.data
     n, w, y = weight.shape[1], weight.ctypes.data, out.ctypes.data
     if m == 1:
-        _gemv(blas[1], n, channels, source, w, y)  # type: ignore[call-arg]
+        gemv(blas[1], n, channels, source, w, y)  # type: ignore[call-arg]
     else:
         _gemm(blas[0], m, n, channels, source, w, y)  # type: ignore[call-arg]
 
@@ -159,114 +157,3 @@ def rows_times(blas: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.nda
             for i in range(high - low):
                 for c in range(n):
                     part[i, c] += bias[c]
-
-
-# ---------------------------------------------------------------- few channels
-
-
-@intrinsic
-def _add_products(
-    context: Any, lanes: Any, rows: Any, x: Any, into: Any, y: Any, out: Any, w: Any, k: Any, n: Any
-) -> Any:
-    """y[out[r], :L] += x[into[r]] @ w[:, :L] for float32 x (., k), y (., n), w (k, n) and int32 into, out.
-
-    All by address; `lanes` and `rows` are tuples as long as L and the number of rows. As BLAS does: from 0,
-    one fused multiply-add after the other, then added.
-    """
-
-    def generate(target: Any, builder: Any, signature: Any, args: Any) -> Any:
-        width, count = (signature.args[i].count for i in (0, 1))
-        f32, i32, i64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-        x, into, y, out, w = (
-            builder.inttoptr(place, kind.as_pointer())
-            for place, kind in zip(args[2:7], (f32, i32, f32, i32, f32))
-        )
-        k, n = args[7:]
-        vector = ir.VectorType(f32, width)
-        everywhere = ir.Constant(ir.VectorType(i32, width), [i32(0)] * width)
-        kind = ir.FunctionType(vector, [vector] * 3)
-        fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{width}f32")
-
-        def row(start: Any, ranks: Any, r: int, length: Any) -> Any:
-            rank = builder.sext(builder.load(builder.gep(ranks, [i32(r)])), i64)
-            return builder.gep(start, [builder.mul(rank, length)])
-
-        sources = [row(x, into, r, k) for r in range(count)]
-        sums = [cgutils.alloca_once_value(builder, vector([f32(0.0)] * width)) for _ in sources]
-        with cgutils.for_range(builder, k) as loop:
-            weight = builder.gep(w, [builder.mul(loop.index, n)])
-            weight = builder.load(builder.bitcast(weight, vector.as_pointer()), align=4)
-            for source, total in zip(sources, sums):
-                value = builder.load(builder.gep(source, [loop.index]))
-                value = builder.insert_element(vector(ir.Undefined), value, i32(0))
-                value = builder.shuffle_vector(value, value, everywhere)
-                builder.store(builder.call(fma, [value, weight, builder.load(total)]), total)
-        for r, total in enumerate(sums):
-            place = builder.bitcast(row(y, out, r, n), vector.as_pointer())
-            builder.store(builder.fadd(builder.load(place, align=4), builder.load(total)), place, align=4)
-        return target.get_dummy_value()
-
-    return types.void(lanes, rows, x, into, y, out, w, k, n), generate
-
-
-_EIGHT, _ONE = (0,) * 8, (0,)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def convolve_few(
-    lanes: tuple[int, ...],
-    blas: np.ndarray,
-    x: np.ndarray,
-    order: np.ndarray,
-    taps: np.ndarray,
-    in_rank: np.ndarray,
-    out_rank: np.ndarray,
-    edges: np.ndarray,
-    bounds: np.ndarray,
-    bias: np.ndarray,
-    out_order: np.ndarray,
-    y: np.ndarray,
-) -> None:
-    """Blocks of output ranks between the edges: y = bias + x[i] @ taps[t], eight rows at a time in registers.
-
-    bounds (blocks + 1, T): pairs of each tap. lanes: as many as channels in a vector. taps and bias have a
-    multiple of them, y may not.
-    """
-    k, n, channels = taps.shape[1], taps.shape[2], y.shape[1]
-    in_place = n == channels and len(out_order) == 0
-    size = np.max(np.diff(edges))
-    total = y if in_place else np.empty((size, n), np.float32)
-    one, rows = np.empty(n, np.float32), np.empty(size if len(order) else 0, np.int32)
-    xs, ws, step = np.int64(x.ctypes.data), np.int64(taps.ctypes.data), 4 * len(lanes)
-    into0, out0 = np.int64(in_rank.ctypes.data), np.int64(out_rank.ctypes.data)
-    for block in range(len(edges) - 1):
-        first, last = edges[block], edges[block + 1]
-        zero = 0 if in_place else first  # rank of the first row of total
-        for row in range(first - zero, last - zero):
-            for c in range(n):
-                total[row, c] = bias[c]
-        ys = np.int64(total.ctypes.data) - 4 * zero * n
-        for t in range(len(taps)):
-            a, b = bounds[block, t], bounds[block + 1, t]
-            w, into, out = ws + 4 * t * k * n, into0 + 4 * a, out0 + 4 * a
-            if len(order):
-                for i in range(b - a):
-                    rows[i] = order[in_rank[a + i]]
-                into = np.int64(rows.ctypes.data)
-            if b - a == 1:  # rounded as `product` does
-                row = order[in_rank[a]] if len(order) else in_rank[a]
-                _gemv(blas[1], n, k, xs + 4 * k * np.int64(row), w, one.ctypes.data)  # type: ignore[call-arg]
-                total[out_rank[a] - zero] += one
-                continue
-            for _ in range((b - a) // 8):
-                for c in range(0, 4 * n, step):
-                    _add_products(lanes, _EIGHT, xs, into, ys + c, out, w + c, k, n)  # type: ignore[call-arg]
-                into, out = into + 32, out + 32
-            for _ in range((b - a) % 8):
-                for c in range(0, 4 * n, step):
-                    _add_products(lanes, _ONE, xs, into, ys + c, out, w + c, k, n)  # type: ignore[call-arg]
-                into, out = into + 4, out + 4
-        for rank in range(first, first if in_place else last):
-            row = out_order[rank] if len(out_order) else rank
-            for c in range(channels):
-                y[row, c] = total[rank - first, c]

@@ -6,17 +6,15 @@ without numba or with ``MLXSPARSE_FAST=0``; callers then use NumPy.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from .host import blas_addresses, num_threads, parallel, scratch
+from .host import blas_addresses, num_threads, parallel, scratch, setting
 
 SMALL = 100_000  # items that one thread does in about the time of waking another
-FEW, FEW_WIDE = 16, 64  # channels up to which rows are multiplied where they lie; with wide registers
 
 
 @lru_cache(maxsize=1)
@@ -30,7 +28,7 @@ def _numba() -> Any:
 
 def available() -> bool:
     """Whether the compiled loops are used."""
-    return os.environ.get("MLXSPARSE_FAST", "1") != "0" and _numba() is not None
+    return setting(b"MLXSPARSE_FAST") != b"0" and _numba() is not None
 
 
 @lru_cache(maxsize=1)
@@ -212,74 +210,7 @@ def convolve_block(
 
     spans: where each tap's pairs start and end. room: rows for what is gathered, and for the products.
     """
-    _products().convolve_block(blas, x, _or_none(order), taps, *ranks, *spans, first, total, *room)
-
-
-def _lanes(channels: int) -> int:
-    """Channels of a vector in `convolve_few`."""
-    return 4 if channels <= 4 else 16 if channels > 8 and _products().WIDE else 8
-
-
-@cache
-def few_channels(ci: int, co: int) -> bool:
-    """Whether `convolve_few` takes products (m, ci) @ (ci, co): few channels, and the bits of this BLAS."""
-    addresses = blas_addresses()
-    if addresses is None or max(ci, co) > (FEW_WIDE if _products().WIDE else FEW):
-        return False
-    rng = np.random.default_rng(0)
-    x, w = (rng.standard_normal(shape, np.float32) for shape in ((1024, ci), (ci, co)))
-    ranks = np.arange(len(x), dtype=np.int32)
-    for m in (5, len(x)):
-        y = np.empty((m, co), np.float32)
-        edges = np.array([0, m])
-        convolve_few(addresses, x, None, w[None], (ranks, ranks), edges, edges[:, None], None, None, y)
-        if not np.array_equal(y, np.matmul(x[:m], w)):
-            return False
-    return True
-
-
-def convolve_few(
-    blas: np.ndarray,
-    x: np.ndarray,
-    order: np.ndarray | None,
-    taps: np.ndarray,
-    ranks: tuple[np.ndarray, np.ndarray],
-    edges: np.ndarray,
-    bounds: np.ndarray,
-    bias: np.ndarray | None,
-    out_order: np.ndarray | None,
-    y: np.ndarray,
-    *,
-    small: bool = True,
-) -> None:
-    """y[out_order[o]] = bias + sum of x[order[i]] @ taps[t] over pairs (i, o), for `few_channels`.
-
-    edges: of blocks of output ranks; bounds (blocks + 1, T): pairs of each tap in them. small: not worth
-    waking a thread for.
-    """
-    lanes = (0,) * _lanes(taps.shape[2])
-    padded = taps
-    if taps.shape[2] % len(lanes):
-        padded = np.zeros((*taps.shape[:2], -(-taps.shape[2] // len(lanes)) * len(lanes)), np.float32)
-        padded[:, :, : taps.shape[2]] = taps
-    start = np.zeros(padded.shape[2], np.float32)
-    if bias is not None:
-        start[: len(bias)] = bias
-    run, orders = _products().convolve_few, (_or_none(order), _or_none(out_order))
-    blocks, threads = len(edges) - 1, 1 if small else num_threads()
-    if threads == 1:
-        if blocks:
-            run(lanes, blas, x, orders[0], padded, *ranks, edges, bounds, start, orders[1], y)
-        return
-    # Few calls: a thread that wants Python's lock back waits longer than a short call takes.
-    parts = min(2 * threads, blocks)
-    cuts = np.arange(parts + 1) * blocks // max(parts, 1)
-
-    def work(i: int) -> None:
-        here = slice(cuts[i], cuts[i + 1] + 1)
-        run(lanes, blas, x, orders[0], padded, *ranks, edges[here], bounds[here], start, orders[1], y)
-
-    parallel(work, parts, blas=True)
+    _products().convolve_block(blas, x, or_none(order), taps, *ranks, *spans, first, total, *room)
 
 
 def put_products(
@@ -293,7 +224,7 @@ def put_products(
     room: list[np.ndarray],
 ) -> None:
     """y[rows[i]] = x[order[ranks[i]]] @ weight; `room` as in `convolve_block`."""
-    _products().put_products(blas, x, _or_none(order), weight, ranks, rows, y, *room)
+    _products().put_products(blas, x, or_none(order), weight, ranks, rows, y, *room)
 
 
 def rows_times(
@@ -306,5 +237,5 @@ def rows_times(
 _RANKS_ARE_ROWS = np.empty(0, np.int32)
 
 
-def _or_none(order: np.ndarray | None) -> np.ndarray:
+def or_none(order: np.ndarray | None) -> np.ndarray:
     return _RANKS_ARE_ROWS if order is None else order

@@ -8,7 +8,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from ..backend import executor, fast
+from ..backend import executor, fast, fast_rows
 from ..backend.autodiff import differentiable
 from ..backend.host import empty, num_threads, parallel, view32
 from . import conv_kernel
@@ -61,6 +61,9 @@ def _rows_times(
 ) -> None:
     """out[:count] = a[:count] @ w + bias, chunk by chunk."""
     blas = fast.blas() if min(w.shape) > 1 else None  # else NumPy does not multiply matrices
+    if blas is not None and count % CHUNK != 1 and fast_rows.few_channels(*w.shape):
+        fast_rows.few_times(blas, a, np.ascontiguousarray(w.T), bias, out, count)
+        return
     w, step = np.ascontiguousarray(w), CHUNK
     small = count * w.size < SMALL_WORK
     if blas is not None and (small or num_threads() == 1):

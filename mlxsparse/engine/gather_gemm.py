@@ -14,17 +14,17 @@ from collections.abc import Callable
 import mlx.core as mx
 import numpy as np
 
-from ..backend import executor, fast
+from ..backend import executor, fast, fast_rows
 from ..backend.autodiff import differentiable
+from ..backend.fast_rows import Finish
 from ..backend.host import empty, parallel, view32
-from . import conv_kernel
+from . import conv_kernel, pointwise
 from .device_map import DeviceMap
 from .neighbors import TapPairs
 
 BLOCK = 4096  # output rows of one block
 COMPILED_BLOCK = 1024  # of the `fast` extra, whose calls cost less
-SINGLE_BLOCK = 1 << 15  # where no output has two pairs: a pair alone in a block is rounded otherwise
-FEW_WORK = 1 << 24  # as SMALL_WORK, where rows are multiplied in place: about a millisecond
+FEW_WORK = 1 << 21  # multiply-adds in place that workers are woken for: about 0.1 ms
 CHUNK = 4096  # pairs of one weight-gradient product
 SMALL_WORK = 1 << 22  # multiply-adds that one thread does in about the time of waking another
 
@@ -47,15 +47,19 @@ def convolve(
         weight = weight if weight.ndim == 3 else weight.flatten(1, -2)
         return conv_kernel.convolve(x, weight, bias, pairs, rows, groups)
     assert not isinstance(pairs, DeviceMap)  # made where kernels run
+    steps, _then.steps = _then.steps, None
+    if steps is not None:  # float32 outside of MLX's transformations, where nobody asks for a gradient
+        start = None if bias is None else view32(bias)
+        return _gather_gemm(view32(x), _flat(weight), start, pairs, rows, groups, steps)
     dtype = x.dtype
 
     def forward(x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
-        start = view32(b[0]) if b else None
-        taps = np.ascontiguousarray(_flat(w).transpose(1, 2, 0))  # (T, Ci / g, Co)
-        return _gather_gemm(view32(x), taps, start, pairs, rows, groups).astype(dtype)
+        return _gather_gemm(
+            view32(x), _flat(w), view32(b[0]) if b else None, pairs, rows, groups
+        ).astype(dtype)
 
     def input_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
-        back = _swap_channels(_flat(w), groups)  # (T, Co / g, Ci)
+        back = _swap_channels(_flat(w), groups)
         return _gather_gemm(view32(ct), back, None, pairs.transposed(), x.shape[0], groups).astype(dtype)
 
     def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
@@ -72,16 +76,32 @@ def convolve(
     return differentiable("convolution", forward, gradients, x, weight, bias)
 
 
+class _Then(threading.local):
+    steps: Finish | None = None
+
+
+_then = _Then()
+
+
+def then(steps: Finish | None) -> Finish | None:
+    """Have the next convolution of this thread finish its rows: in float32, outside of transformations.
+
+    Returns what was to be done and is not done yet.
+    """
+    before, _then.steps = _then.steps, steps
+    return before
+
+
 def _flat(w: mx.array) -> np.ndarray:
     """(Co, ..., Ci / g) -> (Co, T, Ci / g), by NumPy: MLX would start an evaluation for it."""
     return view32(w).reshape(w.shape[0], math.prod(w.shape[1:-1]), w.shape[-1])
 
 
 def _swap_channels(w: np.ndarray, groups: int) -> np.ndarray:
-    """(Co, T, Ci / g) -> (T, Co / g, Ci): the weight of the transposed relation."""
+    """(Co, T, Ci / g) -> (Ci, T, Co / g): the weight of the transposed relation."""
     co, taps, ci = w.shape
     back = w.reshape(groups, co // groups, taps, ci).transpose(2, 1, 0, 3)
-    return np.ascontiguousarray(back.reshape(taps, co // groups, groups * ci))
+    return back.reshape(taps, co // groups, groups * ci).transpose(2, 0, 1)
 
 
 def by_rank(values: np.ndarray, order: np.ndarray | None, n: int) -> np.ndarray:
@@ -216,23 +236,38 @@ class Scratch:
 
 
 def _gather_gemm(
-    x: np.ndarray, taps: np.ndarray, bias: np.ndarray | None, pairs: TapPairs, rows: int, groups: int
+    x: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray | None,
+    pairs: TapPairs,
+    rows: int,
+    groups: int,
+    steps: Finish | None = None,
 ) -> mx.array:
-    """x (capacity, g*ci) fp32, taps (T, ci, g*co) -> (rows, g*co) fp32."""
-    channels = taps.shape[2]
-    out, y = empty((rows, channels), mx.float32)
+    """x (capacity, g*ci) fp32, weight (g*co, T, ci) -> (rows, g*co) fp32, after `steps`."""
+    out, y = empty((rows, len(weight)), mx.float32)
     y[pairs.num_out :] = 0
-    blas = fast.blas() if groups == 1 and min(taps.shape[1:]) > 1 else None
-    single = bias is None and _at_most_one(pairs)
-    if blas is not None and fast.few_channels(*taps.shape[1:]):
-        _few_channels(y, x, taps, bias, pairs, blas, SINGLE_BLOCK if single else COMPILED_BLOCK)
+    ci = weight.shape[2]
+    blas = fast.blas() if groups == 1 and min(len(weight), ci) > 1 else None
+    if blas is not None and fast_rows.few_channels(ci, len(weight)):
+        _few_channels(y, x, np.ascontiguousarray(weight), bias, pairs, blas, steps)
         return out
-    if single:
+    taps = np.ascontiguousarray(weight.transpose(1, 2, 0))  # (T, ci, g*co)
+    if bias is None and _at_most_one(pairs):
         _put_products(y, x, taps, pairs, groups, blas)
-        return out
-    if blas is not None:
+    elif blas is not None:
         _compiled_gather_gemm(y, x, taps, bias, pairs, blas)
-        return out
+    else:
+        _block_gather_gemm(y, x, taps, bias, pairs, groups)
+    if steps is not None:
+        pointwise.finish_rows(y[: pairs.num_out], steps)
+    return out
+
+
+def _block_gather_gemm(
+    y: np.ndarray, x: np.ndarray, taps: np.ndarray, bias: np.ndarray | None, pairs: TapPairs, groups: int
+) -> None:
+    channels = taps.shape[2]
     scratch = Scratch()
     read = reader(x, pairs.in_order)
 
@@ -249,23 +284,27 @@ def _gather_gemm(
             y[pairs.out_order[first:last]] = total
 
     for_each_block(pairs, work, blas=True)
-    return out
 
 
 def _few_channels(
     y: np.ndarray,
     x: np.ndarray,
-    taps: np.ndarray,
+    weight: np.ndarray,
     bias: np.ndarray | None,
     pairs: TapPairs,
     blas: np.ndarray,
-    size: int,
+    steps: Finish | None,
 ) -> None:
-    """As _gather_gemm in blocks of `size` output ranks, several in one compiled call."""
+    """As _gather_gemm in compiled blocks that divide BLOCK, small ones where there are few rows."""
+    size = 1024 if pairs.num_out >= 8192 else 512 if pairs.num_out >= 2048 else 256
     edges, bounds = block_bounds(pairs, size)
     ranks, orders = (pairs.in_rank, pairs.out_rank), (pairs.in_order, pairs.out_order)
-    small = len(pairs.in_rank) * math.prod(taps.shape[1:]) < FEW_WORK
-    fast.convolve_few(blas, x, orders[0], taps, ranks, edges, bounds, bias, orders[1], y, small=small)
+    group = len(edges) if bias is None and _at_most_one(pairs) else BLOCK // size
+    wake = len(pairs.in_rank) * weight.shape[0] * weight.shape[2] >= FEW_WORK
+    fast_rows.convolve_few(
+        blas, x, orders[0], weight, ranks, edges, bounds, bias, orders[1], y,
+        group=group, finish=steps, wake=wake,
+    )  # fmt: skip
 
 
 def _compiled_gather_gemm(

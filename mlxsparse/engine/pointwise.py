@@ -11,17 +11,24 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from ..backend import executor, fast
+from ..backend import executor, fast, fast_rows
 from ..backend.autodiff import traced
+from ..backend.fast_rows import Finish
 from ..backend.host import empty, num_threads, parallel, view32
 
 PIECE = 1024  # values of a step, which stay in cache
-LARGE = 1 << 21  # values from which threads share a pass
+LARGE = 1 << 21  # values from which threads share a pass of NumPy's
 
 
 def direct(*arrays: mx.array) -> bool:
     """Whether the functions below may be used: float32 arrays on the host, and no transformation."""
-    return all(a.dtype == mx.float32 for a in arrays) and executor() == "host" and not traced(*arrays)
+    for a in arrays:
+        if a.dtype != _FLOAT:
+            return False
+    return executor() == "host" and not traced(*arrays)
+
+
+_FLOAT = mx.float32
 
 
 def activated(
@@ -38,33 +45,45 @@ def activated(
     norm: running mean, variance, weight and bias (C,) of a batch normalisation, or without the last two.
     own: nothing else will read x, whose memory the result gets.
     """
-    rows, channels = x.shape
-    out, y = (x, np.asarray(x)) if own else empty((rows, channels), mx.float32)
-    if out.size == 0:
-        return out
+    out, y = (x, np.asarray(x)) if own else empty(tuple(x.shape), mx.float32)
+    finish_rows(y, finish(norm, add, eps=eps, relu=relu), None if own else np.asarray(x))
+    return out
+
+
+_NONE = np.empty(0, np.float32)
+_NO_ROWS = np.empty((0, 1), np.float32)
+
+
+def finish(norm: Sequence[mx.array], add: mx.array | None, *, eps: float, relu: bool) -> Finish:
+    """What `activated` does with rows, for those who make them."""
+    vectors = [np.ascontiguousarray(v) for v in norm] + [_NONE] * (4 - len(norm))
+    mean, var, weight, bias = vectors  # NumPy evaluates what it is given
+    more = _NO_ROWS if add is None else np.ascontiguousarray(add)
+    return Finish((mean, var, weight, bias), np.float32(eps), more, relu)
+
+
+def finish_rows(y: np.ndarray, steps: Finish, x: np.ndarray | None = None) -> None:
+    """y = x, or itself, after the steps of `finish`."""
+    if y.size == 0:
+        return
+    rows, channels = y.shape
     length = max(1, PIECE // channels) * channels  # whole rows
-    # NumPy evaluates what it is given.
-    vectors = [np.ascontiguousarray(np.asarray(v)) for v in norm]
-    mean, var, weight, bias = vectors + [_NONE] * (4 - len(norm))
-    source, target = _NONE if own else np.asarray(x).reshape(-1), y.reshape(-1)
-    more = _NONE if add is None else np.asarray(add).reshape(-1)
-    run = fast.loops().activate if fast.available() else _activate
-    small = np.float32(eps)
-    if out.size < LARGE:
-        run(source, mean, var, weight, bias, small, more, relu, length, target)
-        return out
+    source, target = _NONE if x is None else x.reshape(-1), y.reshape(-1)
+    vectors, eps, more, relu = steps.vectors, steps.eps, steps.add.reshape(-1)[: y.size], steps.relu
+    if fast.available():
+        fast_rows.activate(source, *vectors, eps, more, relu, length, target)
+        return
+    if y.size < LARGE:
+        _activate(source, *vectors, eps, more, relu, length, target)
+        return
     parts = 2 * num_threads()
     edges = np.arange(parts + 1) * rows // parts * channels
 
     def work(i: int) -> None:
         here = slice(edges[i], edges[i + 1])
-        run(source[here], mean, var, weight, bias, small, more[here], relu, length, target[here])
+        _activate(source[here], *vectors, eps, more[here], relu, length, target[here])
 
     parallel(work, parts)
-    return out
-
-
-_NONE = np.empty(0, np.float32)
 
 
 def _activate(
@@ -112,7 +131,7 @@ def beside(arrays: Sequence[mx.array]) -> mx.array:
     for source in sources:
         last = first + source.shape[1]
         if fast.available():
-            fast.loops().put_columns(source, y, first)
+            fast_rows.put_columns(source, y, first)
         else:
             y[:, first:last] = source
         first = last

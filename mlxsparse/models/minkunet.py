@@ -55,7 +55,7 @@ class ConvNorm(Module):
         self.act = nn.ReLU()
 
     def __call__(self, x: SparseTensor, **kwargs: Any) -> SparseTensor:
-        return nn.norm_act(self.norm, self.act, self.conv(x, **kwargs), made_by=self.conv)
+        return nn.conv_norm_act(self.conv, self.norm, self.act, x, **kwargs)
 
 
 class ResidualBlock(Module):
@@ -71,9 +71,9 @@ class ResidualBlock(Module):
             self.shortcut = nn.Linear(in_channels, out_channels, bias=False)
 
     def __call__(self, x: SparseTensor) -> SparseTensor:
-        y = self.conv(self.first(x))
+        y = self.first(x)
         shortcut = self.shortcut(x) if "shortcut" in self else x
-        return nn.norm_act(self.norm, self.act, y, shortcut, made_by=self.conv)
+        return nn.conv_norm_act(self.conv, self.norm, self.act, y, shortcut)
 
 
 def residual_blocks(in_channels: int, out_channels: int, count: int) -> nn.Sequential:

@@ -46,7 +46,7 @@ from .conv2d import (
 )
 from .fold import fold_batch_norm, fold_batch_norms
 from .layers import Linear, Sequential, SqueezeExcitation
-from .norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm, norm_act
+from .norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm, conv_norm_act, norm_act
 from .pool import (
     AvgPool3d,
     GlobalAvgPool,
@@ -122,6 +122,7 @@ __all__ = [
     "Tanh",
     "UpsampleNearest",
     "UpsampleTrilinear",
+    "conv_norm_act",
     "fold_batch_norm",
     "fold_batch_norms",
     "norm_act",

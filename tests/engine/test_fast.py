@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mlxsparse as ms
-from mlxsparse.backend import fast
+from mlxsparse.backend import fast, fast_rows
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -79,7 +79,7 @@ def test_same_bits_of_large_clouds(monkeypatch):
     assert run() == compiled
 
 
-@pytest.mark.parametrize(("ci", "co"), [(2, 3), (4, 4), (8, 16), (16, 8), (16, 16), (32, 24), (65, 4)])
+@pytest.mark.parametrize(("ci", "co"), [(2, 3), (4, 4), (8, 16), (16, 8), (32, 24), (128, 64), (129, 4)])
 def test_same_bits_of_few_channels(monkeypatch, ci, co):
     """Rows in order and not, taps with one pair, whole vectors of channels and parts, a non-finite row."""
     pytest.importorskip("numba", reason="needs numba: the fast extra is not installed")
@@ -110,7 +110,7 @@ def test_same_bits_of_few_channels(monkeypatch, ci, co):
         runs.append(run())
     for a, b in zip(*runs):
         np.testing.assert_array_equal(a, b)
-    assert not fast.few_channels(fast.FEW_WIDE + 1, 4)
+    assert not fast_rows.few_channels(129, 4) and not fast_rows.few_channels(4, 65)
 
 
 @pytest.mark.parametrize(("ci", "co"), [(64, 64), (130, 70), (300, 20)])

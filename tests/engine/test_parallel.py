@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import mlx.core as mx
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import mlxsparse as ms
 from mlxsparse.backend import host
+from mlxsparse.models.minkunet import MinkUNet, ModelArgs
 
 
 @pytest.mark.parametrize("threads", ["1", "2", "5"])
@@ -61,6 +63,93 @@ def test_results_are_bit_equal_for_any_number_of_threads(monkeypatch):
     monkeypatch.setenv("MLXSPARSE_THREADS", "4")
     for _ in range(20):
         assert values() == one
+
+
+def test_a_network_has_the_same_bits_for_any_number_of_threads(monkeypatch):
+    mx.set_default_device(mx.cpu)
+    rng = np.random.default_rng(0)
+    sites = np.unique(rng.integers(0, 40, (20_000, 4)) * [0, 1, 1, 1], axis=0).astype(np.int32)
+    mx.random.seed(0)
+    net = MinkUNet(ModelArgs(3, 5, (6, 16, 24))).eval()
+    for coords in (sites, rng.permutation(sites)):
+        x = ms.SparseTensor(mx.array(coords), mx.array(rng.normal(size=(len(sites), 3)), mx.float32))
+        found = set()
+        for threads in ("1", "2", "5") * 4:
+            monkeypatch.setenv("MLXSPARSE_THREADS", threads)
+            found.add(np.array(net(x).feats).tobytes())
+        assert len(found) == 1
+
+
+@pytest.fixture
+def counting():
+    """Address of a job that adds 1 to the word of each part, after some work."""
+    numba = pytest.importorskip("numba", reason="needs numba: the fast extra is not installed")
+    from mlxsparse.backend._numba_team import words
+
+    @numba.cfunc("void(int64, int64)")
+    def count(arguments, part):
+        place = words(arguments, 1000)
+        for _ in range(50 * (part % 7)):
+            place[part] += 2
+            place[part] -= 2
+        place[part] += 1
+
+    yield count.address
+
+
+def take(job, calls, parts=200, wake=True):
+    """`calls` jobs of a team."""
+    from mlxsparse.backend import team
+    from mlxsparse.backend._numba_team import share
+
+    done = np.zeros(1000, np.int64)
+    for _ in range(calls):
+        board, helpers, awake = team.crew(wake)
+        share(board, job, done.ctypes.data, parts, helpers, awake)
+    assert done[:parts].tolist() == [calls] * parts and not done[parts:].any()
+
+
+@pytest.mark.parametrize("threads", ["1", "2", "6"])
+def test_a_team_does_every_part_once(counting, threads, monkeypatch):
+    monkeypatch.setenv("MLXSPARSE_THREADS", threads)
+    for wake in (True, False):
+        take(counting, 300, wake=wake)
+        time.sleep(0.01)  # workers sleep
+        for parts in (0, 1, 2, 3):
+            take(counting, 50, parts, wake)
+
+
+def test_teams_of_several_threads_do_not_meet(counting, monkeypatch):
+    monkeypatch.setenv("MLXSPARSE_THREADS", "3")
+    failed = []
+
+    def work():
+        try:
+            take(counting, 300)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_has_a_team_of_its_own(counting, monkeypatch):
+    monkeypatch.setenv("MLXSPARSE_THREADS", "2")
+    take(counting, 10)
+    child = os.fork()
+    if child == 0:
+        try:
+            take(counting, 100)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_operators_work_in_another_thread():

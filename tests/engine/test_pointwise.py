@@ -137,3 +137,79 @@ def test_norm_act_leaves_what_others_look_at(monkeypatch):
     conv.weight = mx.ones_like(conv.weight)
     y = ms.nn.norm_act(ms.nn.Identity(), ms.nn.ReLU(), conv(x), made_by=conv).feats
     assert seen[0].feats.tolist() == [[1], [-1]] and y.tolist() == [[1], [0]]
+
+
+@pytest.mark.parametrize("channels", [(6, 4), (4, 6), (16, 16), (70, 65), (1, 3)])
+@pytest.mark.parametrize("kind", ["subm", "down", "up"])
+def test_conv_norm_act_is_what_its_layers_are(form, monkeypatch, channels, kind):
+    """Rows in order and not, few channels and many, with and without norm, bias, sum and spare rows."""
+    ci, co = channels
+    rng = np.random.default_rng(ci)
+    sites = np.unique(rng.integers(-6, 6, (700, 4)) * [0, 1, 1, 1], axis=0).astype(np.int32)
+    norm = ms.nn.BatchNorm(co)
+    norm.running_mean, norm.running_var = mx.array(random(1, co)), mx.array(random(2, co) ** 2)
+    norm.weight, norm.bias = mx.array(random(3, co)), mx.array(random(4, co))
+    act = ms.nn.ReLU()
+    for coords, capacity, bias in ((sites, None, False), (rng.permutation(sites), 900, True)):
+        x = ms.SparseTensor(mx.array(coords), mx.array(random(5, len(coords), ci)))
+        x = x if capacity is None else x.with_capacity(capacity)
+        out = {}
+        if kind == "subm":
+            conv = ms.nn.SubmConv3d(ci, co, bias=bias)
+        elif kind == "down":
+            conv = ms.nn.Conv3d(ci, co, 2, 2, bias=bias)
+        else:
+            out = {"out": x}
+            x, conv = ms.ops.max_pool3d(x, 2), ms.nn.ConvTranspose3d(ci, co, 2, 2, bias=bias)
+        for layer in (norm.eval(), ms.nn.BatchNorm(co, affine=False).eval(), ms.nn.Identity()):
+            y = conv(x, **out)
+            other = y.replace(mx.array(random(6, y.capacity, co)))
+            for add in (None, other) if kind == "subm" else (None,):
+                ms.nn.conv_norm_act(conv, layer, act, x, add, **out)  # a first call takes no short way
+                with monkeypatch.context() as only:
+                    only.setattr("mlxsparse.nn.norm.norm_act", None)  # no second pass
+                    got = ms.nn.conv_norm_act(conv, layer, act, x, add, **out)
+                want = layer(y) if add is None else layer(y) + add
+                want = act(want)
+                assert got.key is want.key
+                np.testing.assert_array_equal(np.array(got.feats), np.array(want.feats))
+
+
+def test_conv_norm_act_falls_back_to_its_layers(form):
+    """In training, for gradients, other types and layers, and another tensor's sites, which it refuses."""
+    rng = np.random.default_rng(0)
+    sites = np.unique(rng.integers(-6, 6, (300, 4)) * [0, 1, 1, 1], axis=0).astype(np.int32)
+    x = ms.SparseTensor(mx.array(sites), mx.array(random(1, len(sites), 4)))
+    conv, norm, act = ms.nn.SubmConv3d(4, 4, bias=False), ms.nn.BatchNorm(4), ms.nn.ReLU()
+
+    def loss(call):
+        return lambda f, w: call(x.replace(f), w).feats.square().sum()
+
+    def fused(x, w):
+        conv.weight = w
+        return ms.nn.conv_norm_act(conv, norm, act, x, x)
+
+    def layered(x, w):
+        conv.weight = w
+        return act(norm(conv(x)) + x)
+
+    weight = conv.weight
+    for mode in (True, False):
+        norm.train(mode)
+        found = [mx.grad(loss(call), argnums=(0, 1))(x.feats, weight) for call in (fused, layered)]
+        for a, b in zip(*found):
+            np.testing.assert_allclose(np.array(a), np.array(b), rtol=1e-5, atol=1e-5)
+        conv.weight = weight
+    half = ms.nn.SubmConv3d(4, 4)
+    half.set_dtype(mx.float16)
+    assert ms.nn.conv_norm_act(half, norm, act, x.astype(mx.float16)).dtype == mx.float16
+    other = ms.SparseTensor(mx.array(sites), x.feats)
+    with pytest.raises(ms.errors.IdentityError):
+        ms.nn.conv_norm_act(conv, norm, act, x, other)
+    with pytest.raises(ms.errors.ShapeError):
+        ms.nn.conv_norm_act(conv, ms.nn.BatchNorm(5).eval(), act, x)
+    with pytest.raises(ms.errors.MLXSparseError):  # and what was to be done is forgotten
+        ms.nn.conv_norm_act(conv, norm, act, x.replace(mx.zeros((len(sites), 3))))
+    y = conv(x)
+    np.testing.assert_array_equal(np.array(conv(x).feats), np.array(y.feats))
+    assert float(y.feats.min()) < 0
