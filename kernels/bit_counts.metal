@@ -1,4 +1,4 @@
-// Counts bits (site_bits.h). in: bits[8 * B] uint32; dims = {B}
+// Counts bits (site_bits.h). in: bits[8 * B] uint32, B a multiple of 256
 // out: before[B] int32 ones before each 8 words within their 256 times 8; totals[B / 256] int32 ones of each 256 times 8
 // grid: one thread 8 words
 threadgroup int sums[8];
