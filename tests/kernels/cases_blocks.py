@@ -241,24 +241,24 @@ def wrong_lists(dtype: mx.Dtype, plain: bool) -> None:
             index.nnz, lines.size, lines.other_size, lines.extent, lines.other_extent
         )
         a, b = (shifted(a), shifted(b)) if plain else (a, b)
-        wrong = [("line", 1, 2), ("line", 1, 4), ("line", 0, 4)]  # of the other head, of none
-        if mode == "sdd":
-            na = int(lists.ptr[0])  # pieces of op(A) of the first tile
-            wrong = [("line", na - 1, 2), ("line", na, 4), ("block", 1, 8)]
-            wrong += [("other", 1, 256 * 5), ("other", 1, 256 * (na - 1)), ("other", 0, 256 * 4)]
-        for name, at, value in wrong:
+        if mode == "dsd":  # rows of both heads that stay
+            tail: tuple[int, ...] = (32,)
+            first, last, most = np.r_[:32], np.r_[32:64], np.r_[:16, 32:64]
+            wrong = [("line", 0, 4, last), ("line", 1, 4, most), ("line", 1, 2, most)]
+            wrong += [("block", 1, 16, most), ("other", 7, 4, first)]
+        else:  # blocks of the second tile
+            tail, na = (16, 16), int(lists.ptr[0])
+            cells = np.array(lists.block).reshape(-1)[4:]
+            cells = cells[cells >= 0]
+            wrong = [("line", na - 1, 2, cells), ("line", na, 4, cells), ("block", 1, 8, cells)]
+            wrong += [("other", at, 256 * piece, cells) for at, piece in ((1, 5), (1, na - 1), (0, 4))]
+        for name, at, value, kept in wrong:
             entries = np.array(getattr(lists, name))
             entries.reshape(-1)[at] = value
             changed = lists._replace(**{name: integers(entries)})
             y = kernel_block_tiles.block_tiles(code, a, b, changed, sizes, False, False, heads, tile)(a, b)
-            if mode == "dsd":
-                close(y[:, 1], wanted[:, 1], dtype, f"{name} {value}")
-                if at:
-                    close(y[:, 0, :16], wanted[:, 0, :16], dtype, f"{name} {value}")
-            else:
-                cells = np.array(lists.block).reshape(-1)[4:]
-                cells = cells[cells >= 0]
-                close(y[:, integers(cells)], wanted[:, cells], dtype, f"{name} {value}")
+            got, want = y.reshape(-1, *tail)[integers(kept)], wanted.reshape(-1, *tail)[kept]
+            close(got, want, dtype, f"{name} {value}")
 
 
 CASES: dict[str, Case] = {}
