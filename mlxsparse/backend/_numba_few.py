@@ -163,12 +163,14 @@ def _convolve(
     factors: np.ndarray,
     add: np.ndarray,
     relu: bool,
+    mixed: tuple[int, int, int],
     y: np.ndarray,
 ) -> None:
     """Output ranks [first, last): y = bias + x[i] @ taps[t], eight rows at a time, then finished.
 
     x (., k) and taps (T, k, n) by address. taps, bias and factors have whole vectors of channels, y may
-    have less. spans (2, T): pairs of each tap; around: of the whole group of blocks.
+    have less. spans (2, T): pairs of each tap; around: of the whole group of blocks. mixed: places of rows
+    and of their weight (k', n), and k' (0: none), whose product is added.
     """
     channels, empty = y.shape[1], np.empty(0, np.float32)
     in_place = n == channels and len(out_order) == 0
@@ -206,24 +208,55 @@ def _convolve(
             for c in range(0, 4 * n, step):
                 _add_products(lanes, _ONE, xs, into, ys + c, out, w + c, k, n)  # type: ignore[call-arg]
             into, out = into + 4, out + 4
-    flat, length = total.reshape(-1), factors.shape[1] if factors.shape[1] else 1 << 10
-    low, high = (first - zero) * n, (last - zero) * n
+    length = factors.shape[1] if factors.shape[1] else 1 << 10
+    flat = total.reshape(-1)[(first - zero) * n : (last - zero) * n]
+    extra = np.zeros((last - first if mixed[2] else 0, n), np.float32)
+    if mixed[2]:
+        _mix(lanes, mixed, first, out_order, extra)
     if in_place:
-        more = add.reshape(-1)
+        more = extra.reshape(-1) if mixed[2] else add.reshape(-1)[first * n : last * n]
         if factors.shape[1] or len(more) or relu:
-            for place in range(low, high, length):
-                activate_piece(empty, factors, more, relu, place, min(length, high - place), flat)
+            for place in range(0, len(flat), length):
+                activate_piece(empty, factors, more, relu, place, min(length, len(flat) - place), flat)
         return
     if factors.shape[1]:
-        for place in range(low, high, length):
-            activate_piece(empty, factors, empty, False, place, min(length, high - place), flat)
+        for place in range(0, len(flat), length):
+            activate_piece(empty, factors, empty, False, place, min(length, len(flat) - place), flat)
     for rank in range(first, last):
         row = out_order[rank] if len(out_order) else rank
         for c in range(channels):
             value = total[rank - first, c]
             if len(add):
                 value += add[row, c]
+            elif mixed[2]:
+                value += extra[rank - first, c]
             y[row, c] = np.float32(0) if relu and value < 0 else value
+
+
+@njit(nogil=True, error_model="numpy")
+def _mix(
+    lanes: tuple[int, ...], mixed: tuple[int, int, int], first: int, out_order: np.ndarray, extra: np.ndarray
+) -> int:
+    """extra += rows @ weight for ranks from `first` on."""
+    xs, w, k = mixed
+    count, n = extra.shape
+    rows, places = np.empty(count, np.int32), np.arange(count).astype(np.int32)
+    for i in range(count):
+        rows[i] = out_order[first + i] if len(out_order) else first + i
+    into, out = np.int64(rows.ctypes.data), np.int64(places.ctypes.data)
+    ys, step = np.int64(extra.ctypes.data), 4 * len(lanes)
+    for _ in range(count // 8):
+        if len(lanes) == 4:
+            _add_fours(xs, into, ys, out, w, k, n)  # type: ignore[call-arg]
+        else:
+            for c in range(0, 4 * n, step):
+                _add_products(lanes, _EIGHT, xs, into, ys + c, out, w + c, k, n)  # type: ignore[call-arg]
+        into, out = into + 32, out + 32
+    for _ in range(count % 8):
+        for c in range(0, 4 * n, step):
+            _add_products(lanes, _ONE, xs, into, ys + c, out, w + c, k, n)  # type: ignore[call-arg]
+        into, out = into + 4, out + 4
+    return len(rows) + len(places)  # they live until here
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -246,14 +279,16 @@ def convolve(
     length: int,
     add: np.ndarray,
     relu: bool,
+    rows: np.ndarray,
+    mix: np.ndarray,
     y: np.ndarray,
-) -> None:
+) -> int:
     """Blocks of output ranks between the edges, each a part of `job`: address and lanes of a `few` below.
 
     crew: board, helpers and whether to wake them, as `share` has them. bounds (blocks + 1, T): pairs of each
     tap. A pair alone in `group` blocks is multiplied as NumPy does it. weight (Co, T, Ci), bias (Co,) or
-    (0,).
-    vectors, eps, add (rows, C), relu: of a `fast_rows.Finish`, in pieces of about `length` values.
+    (0,). vectors, eps, add (rows, C), relu: of a `fast_rows.Finish`, in pieces of about `length` values; so
+    are rows (., k') and mix (Co, 1, k'), or empty.
     """
     outputs, taps, k = weight.shape
     n = (outputs + job[1] - 1) // job[1] * job[1]
@@ -262,7 +297,7 @@ def convolve(
     mean = vectors[0]
     length = max(1, length // n) * n if len(mean) else 0
     factors = factors_of(mean, vectors[1], vectors[2], vectors[3], eps, n, length)
-    a = np.empty(26, np.int64)
+    a = np.empty(29, np.int64)
     a[0], a[1], a[2], a[3] = blas[1], k, n, x.ctypes.data
     a[4], a[5], a[6], a[7] = order.ctypes.data, len(order), padded.ctypes.data, taps
     a[8], a[9], a[10] = in_rank.ctypes.data, out_rank.ctypes.data, len(in_rank)
@@ -270,12 +305,15 @@ def convolve(
     a[14], a[15], a[16], a[17] = group, start.ctypes.data, out_order.ctypes.data, len(out_order)
     a[18], a[19], a[20] = y.ctypes.data, y.shape[0], y.shape[1]
     a[21], a[22], a[23], a[24], a[25] = factors.ctypes.data, length, add.ctypes.data, len(add), relu
+    mixed = _taps_of(mix, n)
+    a[26], a[27], a[28] = rows.ctypes.data, mixed.ctypes.data, mix.shape[2]
     share(crew[0], job[0], a.ctypes.data, len(edges) - 1, crew[1], crew[2])
+    return len(a) + len(padded) + len(start) + len(factors) + len(mixed)  # they live until here
 
 
 @njit(nogil=True, error_model="numpy")
 def _block(lanes: tuple[int, ...], arguments: int, block: int) -> None:
-    a = words(arguments, 26)
+    a = words(arguments, 29)
     taps, blocks, group, channels = a[7], a[13], a[14], a[20]
     edges, bounds = words(a[11], blocks + 1), words(a[12], (blocks + 1) * taps).reshape(-1, taps)
     low = block // group * group
@@ -284,7 +322,7 @@ def _block(lanes: tuple[int, ...], arguments: int, block: int) -> None:
         lanes, a[0], a[1], a[2], a[3], ints(a[4], a[5]), a[6], ints(a[8], a[10]), ints(a[9], a[10]),
         edges[block], edges[block + 1], bounds[block : block + 2], around, floats(a[15], a[2]),
         ints(a[16], a[17]), floats(a[21], 2 * a[22]).reshape(2, a[22]),
-        floats(a[23], a[24] * channels).reshape(a[24], channels), a[25] != 0,
+        floats(a[23], a[24] * channels).reshape(a[24], channels), a[25] != 0, (a[26], a[27], a[28]),
         floats(a[18], a[19] * channels).reshape(a[19], channels),
     )  # fmt: skip
 

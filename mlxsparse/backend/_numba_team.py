@@ -135,7 +135,10 @@ def _take_parts(board: int, job: int, arguments: int, parts: int, owner: bool) -
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def share(board: int, job: int, arguments: int, parts: int, helpers: int, wake: bool) -> None:
-    """Do all parts of a job, beside up to `helpers` workers; `wake`: also those that sleep."""
+    """Do all parts of a job, beside up to `helpers` workers; `wake`: also those that sleep.
+
+    Whatever the arguments point to must be used after this too: numba frees an array after its last use.
+    """
     if helpers == 0 or parts < 2 or _exchange(board, HELD, 1):  # type: ignore[call-arg]
         for part in range(parts):
             _call(job, arguments, part)  # type: ignore[call-arg]

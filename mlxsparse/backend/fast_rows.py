@@ -21,16 +21,20 @@ _NONE = np.empty(0, np.float32)
 class Finish(NamedTuple):
     """What is done with rows once they are made: normalised, plus `add`, then max(., 0) with `relu`.
 
-    vectors: mean, variance, weight and bias (C,), or empty arrays in their place. add (rows, C) or (0, .).
+    vectors: mean, variance, weight and bias (C,), or empty arrays in their place. add (rows, C) or (0, .), or
+    (rows, C') with a weight (C, C') in `through`: then add @ through.T is added.
     """
 
     vectors: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
     eps: np.float32
     add: np.ndarray
     relu: bool
+    through: np.ndarray | None = None
 
 
-_NO_FINISH = Finish((_NONE,) * 4, np.float32(0), np.empty((0, 1), np.float32), False)
+_NO_ROWS = np.empty((0, 1), np.float32)
+_NO_FINISH = Finish((_NONE,) * 4, np.float32(0), _NO_ROWS, False)
+_NO_MIX = np.empty((0, 1, 0), np.float32)
 
 
 @lru_cache(maxsize=1)
@@ -121,10 +125,13 @@ def convolve_few(
     """
     code, lanes = _few(), _lanes(len(weight))
     job = team.job(code.few4 if lanes == 4 else code.few8 if lanes == 8 else code.few16)
-    vectors, eps, add, relu = finish or _NO_FINISH
+    vectors, eps, add, relu, through = finish or _NO_FINISH
+    rows, mix = _NO_ROWS, _NO_MIX
+    if through is not None:
+        add, rows, mix = _NO_ROWS, add, through[:, None]
     code.convolve(
         team.crew(wake, alone), (job, lanes), blas, x, or_none(order), weight, *ranks, edges, bounds, group,
-        _NONE if bias is None else bias, or_none(out_order), vectors, eps, PIECE, add, relu, y,
+        _NONE if bias is None else bias, or_none(out_order), vectors, eps, PIECE, add, relu, rows, mix, y,
     )  # fmt: skip
 
 

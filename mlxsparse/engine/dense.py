@@ -29,13 +29,13 @@ def linear(x: mx.array, weight: mx.array, bias: mx.array | None, count: int | mx
 
     def forward(x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         out, y = empty((x.shape[0], w.shape[0]), mx.float32)
-        _rows_times(view32(x), view32(w).T, y, count, view32(b[0]) if b else None)
+        rows_times(view32(x), view32(w).T, y, count, view32(b[0]) if b else None)
         y[count:] = 0
         return out.astype(dtype)
 
     def input_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         out, dx = empty(tuple(x.shape), mx.float32)
-        _rows_times(view32(ct), view32(w), dx, count)
+        rows_times(view32(ct), view32(w), dx, count)
         dx[count:] = 0
         return out.astype(dtype)
 
@@ -56,12 +56,17 @@ def linear(x: mx.array, weight: mx.array, bias: mx.array | None, count: int | mx
     )
 
 
-def _rows_times(
+def few(weight: np.ndarray, count: int) -> bool:
+    """Whether the compiled loops take `count` rows times weight.T in registers; weight (Co, Ci)."""
+    return count % CHUNK != 1 and min(weight.shape) > 1 and fast_rows.few_channels(*weight.shape[::-1])
+
+
+def rows_times(
     a: np.ndarray, w: np.ndarray, out: np.ndarray, count: int, bias: np.ndarray | None = None
 ) -> None:
     """out[:count] = a[:count] @ w + bias, chunk by chunk."""
     blas = fast.blas() if min(w.shape) > 1 else None  # else NumPy does not multiply matrices
-    if blas is not None and count % CHUNK != 1 and fast_rows.few_channels(*w.shape):
+    if blas is not None and few(w.T, count):
         fast_rows.few_times(blas, a, np.ascontiguousarray(w.T), bias, out, count)
         return
     w, step = np.ascontiguousarray(w), CHUNK

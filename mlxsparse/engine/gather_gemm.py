@@ -17,8 +17,8 @@ import numpy as np
 from ..backend import executor, fast, fast_rows
 from ..backend.autodiff import differentiable
 from ..backend.fast_rows import Finish
-from ..backend.host import empty, parallel, view32
-from . import conv_kernel, pointwise
+from ..backend.host import empty, parallel, scratch, view32
+from . import conv_kernel, dense, pointwise
 from .device_map import DeviceMap
 from .neighbors import TapPairs
 
@@ -47,7 +47,7 @@ def convolve(
         weight = weight if weight.ndim == 3 else weight.flatten(1, -2)
         return conv_kernel.convolve(x, weight, bias, pairs, rows, groups)
     assert not isinstance(pairs, DeviceMap)  # made where kernels run
-    steps, _then.steps = _then.steps, None
+    steps = pointwise.then(None)
     if steps is not None:  # float32 outside of MLX's transformations, where nobody asks for a gradient
         start = None if bias is None else view32(bias)
         return _gather_gemm(view32(x), _flat(weight), start, pairs, rows, groups, steps)
@@ -74,22 +74,6 @@ def convolve(
         return differentiable("convolution", forward, (input_gradient, weight_gradient), x, weight)
     gradients = (input_gradient, weight_gradient, bias_gradient)
     return differentiable("convolution", forward, gradients, x, weight, bias)
-
-
-class _Then(threading.local):
-    steps: Finish | None = None
-
-
-_then = _Then()
-
-
-def then(steps: Finish | None) -> Finish | None:
-    """Have the next convolution of this thread finish its rows: in float32, outside of transformations.
-
-    Returns what was to be done and is not done yet.
-    """
-    before, _then.steps = _then.steps, steps
-    return before
 
 
 def _flat(w: mx.array) -> np.ndarray:
@@ -249,7 +233,14 @@ def _gather_gemm(
     y[pairs.num_out :] = 0
     ci = weight.shape[2]
     blas = fast.blas() if groups == 1 and min(len(weight), ci) > 1 else None
-    if blas is not None and fast_rows.few_channels(ci, len(weight)):
+    few = blas is not None and fast_rows.few_channels(ci, len(weight))
+    through = None if steps is None else steps.through
+    if steps is not None and through is not None and not (few and dense.few(through, pairs.num_out)):
+        more = scratch((pairs.num_out, len(weight)), np.float32)
+        dense.rows_times(steps.add, through.T, more, pairs.num_out)
+        steps = steps._replace(add=more, through=None)
+    if few:
+        assert blas is not None
         _few_channels(y, x, np.ascontiguousarray(weight), bias, pairs, blas, steps)
         return out
     taps = np.ascontiguousarray(weight.transpose(1, 2, 0))  # (T, ci, g*co)

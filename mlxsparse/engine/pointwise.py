@@ -6,6 +6,7 @@ much as its arithmetic. Where a gradient may be asked for, callers leave the gra
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -54,16 +55,41 @@ _NONE = np.empty(0, np.float32)
 _NO_ROWS = np.empty((0, 1), np.float32)
 
 
-def finish(norm: Sequence[mx.array], add: mx.array | None, *, eps: float, relu: bool) -> Finish:
-    """What `activated` does with rows, for those who make them."""
+def finish(
+    norm: Sequence[mx.array],
+    add: mx.array | None,
+    *,
+    eps: float,
+    relu: bool,
+    through: mx.array | None = None,
+) -> Finish:
+    """What `activated` does with rows, for those who make them; through: a weight as in `Finish`."""
     vectors = [np.ascontiguousarray(v) for v in norm] + [_NONE] * (4 - len(norm))
     mean, var, weight, bias = vectors  # NumPy evaluates what it is given
     more = _NO_ROWS if add is None else np.ascontiguousarray(add)
-    return Finish((mean, var, weight, bias), np.float32(eps), more, relu)
+    mix = None if through is None else np.ascontiguousarray(through)
+    return Finish((mean, var, weight, bias), np.float32(eps), more, relu, mix)
+
+
+class _Then(threading.local):
+    steps: Finish | None = None
+
+
+_then = _Then()
+
+
+def then(steps: Finish | None) -> Finish | None:
+    """Have the next convolution of this thread finish its rows: in float32, outside of transformations.
+
+    Returns what was to be done and is not done yet.
+    """
+    before, _then.steps = _then.steps, steps
+    return before
 
 
 def finish_rows(y: np.ndarray, steps: Finish, x: np.ndarray | None = None) -> None:
-    """y = x, or itself, after the steps of `finish`."""
+    """y = x, or itself, after the steps of `finish`, without `through`."""
+    assert steps.through is None
     if y.size == 0:
         return
     rows, channels = y.shape

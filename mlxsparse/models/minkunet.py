@@ -71,9 +71,8 @@ class ResidualBlock(Module):
             self.shortcut = nn.Linear(in_channels, out_channels, bias=False)
 
     def __call__(self, x: SparseTensor) -> SparseTensor:
-        y = self.first(x)
-        shortcut = self.shortcut(x) if "shortcut" in self else x
-        return nn.conv_norm_act(self.conv, self.norm, self.act, y, shortcut)
+        shortcut = self["shortcut"] if "shortcut" in self else None
+        return nn.conv_norm_act(self.conv, self.norm, self.act, self.first(x), x, through=shortcut)
 
 
 def residual_blocks(in_channels: int, out_channels: int, count: int) -> nn.Sequential:

@@ -45,8 +45,9 @@ from .conv2d import (
     SumPool2d,
 )
 from .fold import fold_batch_norm, fold_batch_norms
+from .fused import conv_norm_act
 from .layers import Linear, Sequential, SqueezeExcitation
-from .norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm, conv_norm_act, norm_act
+from .norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm, norm_act
 from .pool import (
     AvgPool3d,
     GlobalAvgPool,

@@ -13,9 +13,8 @@ import numpy as np
 from mlx.nn import Identity, Module
 
 from ..backend import executor
-from ..backend.fast_rows import Finish
 from ..backend.kernel_norm import Running
-from ..engine import gather_gemm, norm, norm_kernel, pointwise
+from ..engine import norm, norm_kernel, pointwise
 from ..errors import MLXSparseError, ShapeError
 from ..ops.check import check_tensor
 from ..tensor import SparseTensor, require_same_key
@@ -44,7 +43,7 @@ def norm_act(
     made_by: the convolution that made x, if x is not used again; the result may then get its memory.
     """
     if type(act) is ReLU and type(norm) in (BatchNorm, Identity):
-        done = _in_one_pass(norm, x, add, relu=True, own=_fresh(made_by))
+        done = _in_one_pass(norm, x, add, relu=True, own=makes_new(made_by))
         if done is not None:
             return done
         alike = add is None or (add.feats.shape == x.feats.shape and add.dtype == x.dtype)
@@ -56,51 +55,7 @@ def norm_act(
     return act(y if add is None else y + add)
 
 
-def conv_norm_act(
-    conv: Module, norm: Module, act: Module, x: SparseTensor, add: SparseTensor | None = None, **kwargs: Any
-) -> SparseTensor:
-    """``norm_act(norm, act, conv(x, **kwargs), add)``.
-
-    On the host, in evaluation, the convolution finishes its rows while they are in cache, if the layers are
-    a convolution of this module, a BatchNorm or an Identity, and a ReLU.
-    """
-    steps = _steps(conv, norm, act, x, add)
-    if steps is None:
-        return norm_act(norm, act, conv(x, **kwargs), add, made_by=conv)
-    gather_gemm.then(steps)
-    try:
-        y = conv(x, **kwargs)
-    finally:
-        left = gather_gemm.then(None)
-    assert left is None  # layers of these types convolve once
-    return y if add is None else y.noting(add)
-
-
-def _steps(
-    conv: Module, norm: Module, act: Module, x: SparseTensor, add: SparseTensor | None
-) -> Finish | None:
-    """What the convolution can do with its rows itself; None where it cannot."""
-    if type(act) is not ReLU or type(norm) not in (BatchNorm, Identity) or not _fresh(conv):
-        return None
-    if executor() != "host" or not isinstance(x, SparseTensor):
-        return None
-    weight, bias, vectors = conv["weight"], conv.get("bias"), _vectors(norm)
-    if vectors is None or (vectors and norm.num_features != weight.shape[0]):
-        return None
-    more = None
-    if add is not None:
-        if type(conv) is not SubmConv3d or x._key is None or add._key is not x._key:
-            return None
-        more = live_rows(add)
-        if more.shape[1] != weight.shape[0]:
-            return None
-    arrays = x.feats, weight, *vectors, *(a for a in (bias, more) if a is not None)
-    if not pointwise.direct(*arrays):
-        return None
-    return pointwise.finish(vectors, more, eps=norm.eps if vectors else 0.0, relu=True)
-
-
-def _vectors(norm: Module) -> tuple[mx.array, ...] | None:
+def fixed_vectors(norm: Module) -> tuple[mx.array, ...] | None:
     """Running mean and variance, weight and bias; none for an Identity. None where they are not used."""
     if isinstance(norm, Identity):
         return ()
@@ -110,7 +65,7 @@ def _vectors(norm: Module) -> tuple[mx.array, ...] | None:
     return (*found, norm["weight"], norm["bias"]) if "weight" in norm else found
 
 
-def _fresh(layer: Module | None) -> bool:
+def makes_new(layer: Module | None) -> bool:
     found = _FRESH.get(type(layer))
     return found is not None and type(layer).__call__ is found
 
@@ -121,7 +76,7 @@ def _in_one_pass(
     """norm(x) + add and a ReLU on the host, in x's memory if it is our own; None where not possible."""
     if executor() != "host":
         return None
-    vectors, plain = _vectors(norm), isinstance(norm, Identity)
+    vectors, plain = fixed_vectors(norm), isinstance(norm, Identity)
     if vectors is None:
         return None
     feats, more = live_rows(x), None if add is None else live_rows(add)

@@ -164,13 +164,17 @@ def test_conv_norm_act_is_what_its_layers_are(form, monkeypatch, channels, kind)
         for layer in (norm.eval(), ms.nn.BatchNorm(co, affine=False).eval(), ms.nn.Identity()):
             y = conv(x, **out)
             other = y.replace(mx.array(random(6, y.capacity, co)))
-            for add in (None, other) if kind == "subm" else (None,):
-                ms.nn.conv_norm_act(conv, layer, act, x, add, **out)  # a first call takes no short way
+            wide = y.replace(mx.array(random(7, y.capacity, 5)))
+            for add, through in ((None, None), (other, None), (wide, ms.nn.Linear(5, co, bias=False))):
+                if add is not None and kind != "subm":
+                    continue
+                # a first call of a kind takes no short way
+                ms.nn.conv_norm_act(conv, layer, act, x, add, through=through, **out)
                 with monkeypatch.context() as only:
-                    only.setattr("mlxsparse.nn.norm.norm_act", None)  # no second pass
-                    got = ms.nn.conv_norm_act(conv, layer, act, x, add, **out)
-                want = layer(y) if add is None else layer(y) + add
-                want = act(want)
+                    only.setattr("mlxsparse.nn.fused.norm_act", None)  # no second pass
+                    got = ms.nn.conv_norm_act(conv, layer, act, x, add, through=through, **out)
+                more = add if through is None else through(add)
+                want = act(layer(y) if add is None else layer(y) + more)
                 assert got.key is want.key
                 np.testing.assert_array_equal(np.array(got.feats), np.array(want.feats))
 
@@ -185,13 +189,15 @@ def test_conv_norm_act_falls_back_to_its_layers(form):
     def loss(call):
         return lambda f, w: call(x.replace(f), w).feats.square().sum()
 
+    through = ms.nn.Linear(4, 4)
+
     def fused(x, w):
         conv.weight = w
-        return ms.nn.conv_norm_act(conv, norm, act, x, x)
+        return ms.nn.conv_norm_act(conv, norm, act, x, x, through=through)
 
     def layered(x, w):
         conv.weight = w
-        return act(norm(conv(x)) + x)
+        return act(norm(conv(x)) + through(x))
 
     weight = conv.weight
     for mode in (True, False):

@@ -51,7 +51,7 @@ class Call(mlx.nn.Module):
 def test_groups_of_minkunet():
     found = by_name(MinkUNet(ModelArgs(4, 5, (4, 6, 8), 2)))
     assert found["head"].fixed == "the model's output"
-    assert uses(found["encoder.0.layers.0.shortcut"]) == [
+    assert uses(found["encoder.0.layers.0.conv"]) == [
         ("decoder.0.layers.0.first.conv", "in", 6),
         ("decoder.0.layers.0.shortcut", "in", 6),
         ("down.1.conv", "in", 0),

@@ -1,0 +1,77 @@
+"""Layers that a convolution does to its own rows while they are in cache, on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlx.nn import Identity, Module
+
+from ..backend import executor
+from ..backend.fast_rows import Finish
+from ..engine import pointwise
+from ..tensor import SparseTensor
+from .activations import ReLU, live_rows
+from .conv import SubmConv3d
+from .layers import Linear
+from .norm import BatchNorm, fixed_vectors, makes_new, norm_act
+
+_LINEAR = Linear.__call__
+
+
+def conv_norm_act(
+    conv: Module,
+    norm: Module,
+    act: Module,
+    x: SparseTensor,
+    add: SparseTensor | None = None,
+    *,
+    through: Module | None = None,
+    **kwargs: Any,
+) -> SparseTensor:
+    """``norm_act(norm, act, conv(x, **kwargs), add)``, or with ``through(add)`` where that is given.
+
+    On the host, in evaluation, the convolution finishes its rows while they are in cache, if the layers are
+    a convolution of this package, a BatchNorm or an Identity, and a ReLU; `through` a Linear without bias.
+    """
+    steps = _steps(conv, norm, act, x, add, through)
+    if steps is None:
+        y = conv(x, **kwargs)
+        more = add if add is None or through is None else through(add)
+        return norm_act(norm, act, y, more, made_by=conv)
+    pointwise.then(steps)
+    try:
+        y = conv(x, **kwargs)
+    finally:
+        left = pointwise.then(None)
+    assert left is None  # layers of these types convolve once
+    return y if add is None else y.noting(add)
+
+
+def _steps(
+    conv: Module, norm: Module, act: Module, x: SparseTensor, add: SparseTensor | None, through: Module | None
+) -> Finish | None:
+    """What the convolution can do with its rows itself; None where it cannot."""
+    if type(act) is not ReLU or type(norm) not in (BatchNorm, Identity) or not makes_new(conv):
+        return None
+    if executor() != "host" or not isinstance(x, SparseTensor):
+        return None
+    weight, bias, vectors = conv["weight"], conv.get("bias"), fixed_vectors(norm)
+    if vectors is None or (vectors and norm.num_features != weight.shape[0]):
+        return None
+    more = mix = None
+    if add is not None:
+        if type(conv) is not SubmConv3d or x._key is None or add._key is not x._key:
+            return None
+        more, channels = live_rows(add), weight.shape[0]
+        if through is not None:
+            if type(through) is not Linear or Linear.__call__ is not _LINEAR or "bias" in through:
+                return None
+            mix, channels = through["weight"], through["weight"].shape[1]
+            if mix.shape[0] != weight.shape[0]:
+                return None
+        if more.shape[1] != channels:
+            return None
+    arrays = x.feats, weight, *vectors, *(a for a in (bias, more, mix) if a is not None)
+    if not pointwise.direct(*arrays):
+        return None
+    return pointwise.finish(vectors, more, eps=norm.eps if vectors else 0.0, relu=True, through=mix)
