@@ -4,10 +4,11 @@
 // grid: G threadgroups
 threadgroup int starts[8 * 256];
 threadgroup int sums[8];
+threadgroup uint held[4096];
 uint t = thread_index_in_threadgroup, lane = thread_index_in_simdgroup, sg = simdgroup_index_in_threadgroup;
 uint group = threadgroup_position_in_grid.x, first = 4096u * group + 512u * sg + lane, n = uint(dims[0]);
-uint key[16]; // all on their way at once
-for (uint r = 0u; r < 16u; r++) key[r] = first + 32u * r < n ? keys[first + 32u * r] : 0u;
+threadgroup uint* mine = held + 512u * sg + lane;
+for (uint r = 0u; r < 16u; r++) mine[32u * r] = first + 32u * r < n ? keys[first + 32u * r] : 0u;
 int before = 0, total = 0; // of digit t: in the groups before this one, and in all
 for (uint g = 0u; g < uint(dims[2]); g += 8u) {
   uint pair[8];
@@ -26,7 +27,7 @@ int running = upto - total + before;
 for (uint s = 0u; s < sg; s++) running += sums[s];
 for (uint r = 0u; r < 16u; r++) {
   bool live = first + 32u * r < n;
-  uint digit = key[r] >> uint(dims[1]) & 255u, alike = lanes_alike(digit, live);
+  uint digit = mine[32u * r] >> uint(dims[1]) & 255u, alike = lanes_alike(digit, live);
   if (live && (alike & ((1u << lane) - 1u)) == 0u) starts[256u * sg + digit] += int(popcount(alike));
   simdgroup_barrier(mem_flags::mem_threadgroup);
 }
@@ -38,12 +39,12 @@ for (uint s = 0u; s < 8u; s++) {
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 for (uint r = 0u; r < 16u; r++) {
-  uint i = first + 32u * r, digit = key[r] >> uint(dims[1]) & 255u;
+  uint i = first + 32u * r, key = mine[32u * r], digit = key >> uint(dims[1]) & 255u;
   uint alike = lanes_alike(digit, i < n), rank = popcount(alike & ((1u << lane) - 1u));
   int place = i < n ? starts[256u * sg + digit] + int(rank) : -1;
   simdgroup_barrier(mem_flags::mem_threadgroup);
   if (place >= 0 && place < dims[0]) {
-    sorted[place] = key[r];
+    sorted[place] = key;
     order[place] = dims[3] != 0 ? rows[i] : int(i);
     if (rank == 0u) starts[256u * sg + digit] += int(popcount(alike));
   }

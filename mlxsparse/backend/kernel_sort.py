@@ -25,6 +25,5 @@ def places_by_digits(keys: mx.array) -> mx.array:
     for shift in (0, 8, 16, 24):
         counts = launch("digit_counts", [keys], [n, shift], [(groups, 128)], (groups, 1, 1))[0]
         dims = [n, shift, groups, int(shift > 0)]
-        made = launch("digit_places", [keys, order, counts], dims, [(n,), (n,)], (groups, 1, 1), fit=2)
-        keys, order = made
+        keys, order = launch("digit_places", [keys, order, counts], dims, [(n,), (n,)], (groups, 1, 1))
     return order
