@@ -28,6 +28,11 @@ class BlockTile(NamedTuple):
     BK: int
     STAGES: int
     KEEP: int = 0
+    SLOTS: int = 0  # of sdd: pieces of a tile; 0: one more than places
+
+    @property
+    def kernel(self) -> str:
+        return "block_tiles"
 
     @property
     def threads(self) -> int:
@@ -39,7 +44,7 @@ class BlockTile(NamedTuple):
 
     def pieces(self, mode: int) -> int:
         """Pieces that a step copies."""
-        return self.NA * self.NB + 1 if mode == SDD else self.NA + self.NB
+        return self.SLOTS or self.NA * self.NB + 1 if mode == SDD else self.NA + self.NB
 
     def lines(self, mode: int) -> int:
         """Lines (of SIDE elements) whose lists a tile of dsd or dds merges."""
@@ -69,6 +74,10 @@ class GroupTile(NamedTuple):
     BK: int = 64
 
     @property
+    def kernel(self) -> str:
+        return "block_groups"
+
+    @property
     def SIDE(self) -> int:
         return 64
 
@@ -87,6 +96,32 @@ class GroupTile(NamedTuple):
     def group_bytes(self, mode: int, ta: bool, tb: bool, itemsize: int) -> int:
         """Threadgroup memory; as the kernel counts it."""
         return (self.STAGES * (self.LINES + self.PARTS) * 64 * self.BK + 512) * itemsize
+
+
+class SampleTile(NamedTuple):
+    """2 * EACH places of sdd in SLOTS pieces (kernels/block_samples.metal), two fours of simdgroups."""
+
+    EACH: int
+    SLOTS: int
+    STAGES: int
+    KEEP: int = 0
+    BK: int = 64
+
+    @property
+    def kernel(self) -> str:
+        return "block_samples"
+
+    @property
+    def SIDE(self) -> int:
+        return 64
+
+    @property
+    def threads(self) -> int:
+        return 256
+
+    def group_bytes(self, mode: int, ta: bool, tb: bool, itemsize: int) -> int:
+        """Threadgroup memory; as the kernel counts it."""
+        return (self.STAGES * self.SLOTS * 64 * self.BK + 512) * itemsize
 
 
 class TileLists(NamedTuple):
@@ -109,7 +144,7 @@ class Sizes(NamedTuple):
     other_extent: int
 
 
-Tile = BlockTile | GroupTile
+Tile = BlockTile | GroupTile | SampleTile
 
 
 def block_tile(mode: int, sizes: Sizes, width: int, items: int, dtype: mx.Dtype) -> Tile | None:
@@ -138,10 +173,14 @@ def shape_of(mode: int) -> Tile | None:
     text = os.environ.get("MLXSPARSE_BLOCK_TILES")
     if text == "0":
         return None
+    if text and text.startswith("sample,") and mode == SDD:
+        return SampleTile(*(int(v) for v in text.split(",")[1:]))
     if text and text.startswith("group,") and mode != SDD:
         return GroupTile(*(int(v) for v in text.split(",")[1:]))
     if text:
-        lines, dense, bk, stages, keep = (int(v) for v in text.split(","))
+        lines, dense, bk, stages, keep, *slots = (int(v) for v in text.split(","))
+        if slots:
+            return BlockTile(lines, dense, 64, bk, stages, keep, *slots)
     elif mode == SDD:
         lines, dense, bk, stages, keep = 1, 4, 64, 2, 0
     else:
@@ -176,19 +215,22 @@ def block_tiles(
         shape = (batch, sizes.nnz, sizes.size, sizes.other_size)
     if 0 in shape or lists.groups == 0:
         return lambda *_: filled(shape, 0, dtype)
-    across = 1 if mode == SDD else blocks(width, tile.across(mode))
     fixed = tile._asdict()
+    if isinstance(tile, SampleTile):
+        across = 1
+    else:
+        across = 1 if mode == SDD else blocks(width, tile.across(mode))
+        fixed["MODE"] = mode
     if isinstance(tile, BlockTile):
-        fixed["EXACT"] = fp32_mode(dtype)
+        fixed |= {"EXACT": fp32_mode(dtype), "SLOTS": tile.pieces(mode)}
     run = ready(
-        "block_tiles" if isinstance(tile, BlockTile) else "block_groups",
+        tile.kernel,
         [lists.groups, *sizes, width, heads, lists.other.size],
         [shape],
         (lists.groups, across, batch),
         tile.threads,
         dtype=dtype,
         group_bytes=tile.group_bytes(mode, trans_a, trans_b, dtype.size),
-        MODE=mode,
         TA=int(trans_a),
         TB=int(trans_b),
         **fixed,

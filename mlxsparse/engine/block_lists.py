@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..backend.kernel_block_tiles import BlockTile, Tile, TileLists
+from ..backend.kernel_block_tiles import BlockTile, SampleTile, Tile, TileLists
 from ..backend.kernel_blocks import SDD
 from .block_index import BlockIndex, Side
+from .block_samples import sampled
 from .tables import integers
 
 ALIKE = 1 << 26  # pieces of lines x places up to which those that share blocks are looked for
@@ -16,14 +17,19 @@ def tile_lists(index: BlockIndex, side: Side, mode: int, tile: Tile) -> TileList
     """Lists of a product's tiles over the lines of `side`; kept."""
     made: tuple[np.ndarray, ...]
     key: tuple[int, ...]
-    if isinstance(tile, BlockTile) and mode == SDD:
-        key = (mode, tile.SIDE, tile.NA * tile.NB)
+    if isinstance(tile, SampleTile):
+        key = (mode, 2 * tile.EACH, tile.SLOTS)
+    elif mode == SDD and isinstance(tile, BlockTile):
+        key = (mode, tile.SIDE, tile.NA * tile.NB, tile.SLOTS)
     else:
         key = (mode, side.by_row, tile.SIDE, tile.lines(mode))
     held: TileLists | None = index.groups.get(key)
     if held is None:
-        if isinstance(tile, BlockTile) and mode == SDD:
-            made = scattered(index, tile)
+        if isinstance(tile, SampleTile):
+            made = sampled(index, 2 * tile.EACH, tile.SLOTS, 64)
+        elif mode == SDD and isinstance(tile, BlockTile):
+            slots = tile.SLOTS
+            made = sampled(index, tile.NA * tile.NB, slots, tile.SIDE) if slots else scattered(index, tile)
         else:
             made = merged(side, index.grid[0], tile.SIDE, tile.lines(mode))
         if mode == SDD:  # tiles that read most start first

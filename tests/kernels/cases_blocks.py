@@ -84,15 +84,17 @@ def tiled(
     side: int = 16,
     steps: tuple[int, int] | None = None,
     group: tuple[int, ...] | None = None,
+    slots: int = 0,
 ) -> None:
     """One product in tiles against dense float64. shape: simdgroups of a tile; parts: pieces of a block.
 
-    plain: from arrays that are not aligned to 16 bytes. group: a tile of block_groups.metal.
+    plain: from arrays that are not aligned to 16 bytes. group: a tile of block_groups.metal, block_samples.metal.
     """
     code = {"sdd": kernel_blocks.SDD, "dsd": kernel_blocks.DSD, "dds": kernel_blocks.DDS}[mode]
-    tile: Any = kernel_block_tiles.BlockTile(*shape, side, *(steps or (64, 2)))
+    tile: Any = kernel_block_tiles.BlockTile(*shape, side, *(steps or (64, 2)), SLOTS=slots)
     if group:
-        tile, side = kernel_block_tiles.GroupTile(*group), 64
+        grouped = kernel_block_tiles.SampleTile if mode == "sdd" else kernel_block_tiles.GroupTile
+        tile, side = grouped(*group), 64
     block = (side * parts[0], side * parts[1])
     if mode != "sdd" and not group:  # the reduced axis of a block is a multiple of a step
         along = ta if mode == "dsd" else not tb
@@ -329,3 +331,16 @@ for _name, _dtype in (("f16", mx.float16), ("bf16", mx.bfloat16)):
             tiled, _dtype, _mode, False, False, parts=(2, 2), heads=sized(1, 3),
             group=(1, 2, 3, 0, sized(16, 64)),
         )
+    for _ta in (False, True):
+        for _tb in (False, True):
+            CASES[f"sdd_samples{'_ta' * _ta}{'_tb' * _tb}-{_name}"] = partial(
+                tiled, _dtype, "sdd", _ta, _tb, heads=2, group=(4, 8, 3, int(_ta)) if LARGE else (1, 3, 3, int(_ta), 16)
+            )
+    CASES[f"sdd_samples_plain-{_name}"] = partial(
+        tiled, _dtype, "sdd", False, False, plain=True, heads=1, group=(2, 5, 4) if LARGE else (1, 3, 3, 0, 16)
+    )
+    CASES[f"sdd_samples_wide-{_name}"] = partial(
+        tiled, _dtype, "sdd", False, False, parts=(2, 2), heads=sized(1, 3),
+        group=(2, 5, 4) if LARGE else (1, 3, 3, 0, 16),
+    )
+CASES["sdd_tiles_slots-f16"] = partial(tiled, mx.float16, "sdd", False, False, (2, 2), (1, 2), slots=4)
