@@ -234,5 +234,5 @@ def block_tiles(
         TA=int(trans_a),
         TB=int(trans_b),
         **fixed,
-    )
-    return lambda a, b: run([a, b, *lists[:4]])[0]
+    ).holding(*lists[:4])
+    return lambda a, b: run((a, b))[0]
