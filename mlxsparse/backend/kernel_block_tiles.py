@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from .kernel_blocks import DDS, DSD, SDD, fp32_mode, grouped
 from .library import blocks, check_array, filled, on_cuda, ready
@@ -95,7 +96,9 @@ class GroupTile(NamedTuple):
 
     def group_bytes(self, mode: int, ta: bool, tb: bool, itemsize: int) -> int:
         """Threadgroup memory; as the kernel counts it."""
-        return (self.STAGES * (self.LINES + self.PARTS) * 64 * self.BK + 512) * itemsize
+        results = 64 * (64 * self.PARTS + 8) if mode == DSD else 64 * self.PARTS * (64 + 8)
+        steps = self.STAGES * (self.LINES + self.PARTS) * 64 * self.BK
+        return (steps + self.LINES * results + 512) * itemsize
 
 
 class SampleTile(NamedTuple):
@@ -132,6 +135,28 @@ class TileLists(NamedTuple):
     block: mx.array
     other: mx.array
     groups: int
+    lengths: np.ndarray  # entries of each
+
+
+def turns(lengths: np.ndarray, times: int, threadgroups: int) -> np.ndarray:
+    """(rounds, threadgroups) int32: which of the len(lengths) * times tiles each computes, -1: none.
+
+    Tiles go round by round, as they are counted; in a round those with most entries to who had fewest.
+    """
+    tiles = len(lengths) * times
+    order = np.full((-(-tiles // threadgroups), threadgroups), -1, np.int32)
+    had = np.zeros(threadgroups, np.int64)
+    for turn, first in zip(order, range(0, tiles, threadgroups)):
+        some = np.arange(first, min(first + threadgroups, tiles))
+        taken = lengths[some % len(lengths)]
+        some, taken = (a[np.argsort(-taken, kind="stable")] for a in (some, taken))
+        who = np.argsort(had, kind="stable")[: len(some)]
+        turn[who] = some
+        had[who] += taken + OUTSIDE
+    return order
+
+
+OUTSIDE = 3  # entries that take as long as what a tile does beside them
 
 
 class Sizes(NamedTuple):
@@ -161,7 +186,7 @@ def block_tile(mode: int, sizes: Sizes, width: int, items: int, dtype: mx.Dtype)
     if mode == SDD or not grouped() or "MLXSPARSE_BLOCK_TILES" in os.environ:
         return shape_of(mode)
     few = blocks(sizes.extent, 128) * blocks(width, 256) * items < CORES
-    return GroupTile(2, 2, 3) if few else GroupTile(2, 4, 4)
+    return GroupTile(2, 2, 3) if few else GroupTile(2, 4, 3)
 
 
 CORES = 132  # of an H100: fewer large tiles leave some without work
@@ -216,23 +241,32 @@ def block_tiles(
     if 0 in shape or lists.groups == 0:
         return lambda *_: filled(shape, 0, dtype)
     fixed = tile._asdict()
+    more: list[int] = []
+    arrays: list[mx.array] = [*lists[:4]]
     if isinstance(tile, SampleTile):
-        across = 1
+        grid = (lists.groups, 1, batch)
     else:
         across = 1 if mode == SDD else blocks(width, tile.across(mode))
+        grid = (lists.groups, across, batch)
         fixed["MODE"] = mode
+    if isinstance(tile, GroupTile):
+        each = lists.groups * across
+        grid = (min(CORES, each * batch), 1, 1)
+        order = turns(lists.lengths, across * batch, grid[0])
+        more = [grid[0], order.size, each, each * batch]
+        arrays.append(mx.array(order.reshape(-1)))
     if isinstance(tile, BlockTile):
         fixed |= {"EXACT": fp32_mode(dtype), "SLOTS": tile.pieces(mode)}
     run = ready(
         tile.kernel,
-        [lists.groups, *sizes, width, heads, lists.other.size],
+        [lists.groups, *sizes, width, heads, lists.other.size, *more],
         [shape],
-        (lists.groups, across, batch),
+        grid,
         tile.threads,
         dtype=dtype,
         group_bytes=tile.group_bytes(mode, trans_a, trans_b, dtype.size),
         TA=int(trans_a),
         TB=int(trans_b),
         **fixed,
-    ).holding(*lists[:4])
+    ).holding(*arrays)
     return lambda a, b: run((a, b))[0]

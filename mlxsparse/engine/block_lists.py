@@ -36,7 +36,7 @@ def tile_lists(index: BlockIndex, side: Side, mode: int, tile: Tile) -> TileList
             order = np.argsort(-(made[0] >= 0).sum(axis=1), kind="stable")
             made = tuple(a[order] for a in made)
         line, ptr, block, other = (integers(a.reshape(-1)) for a in made)
-        held = index.groups[key] = TileLists(line, ptr, block, other, len(made[0]))
+        held = index.groups[key] = TileLists(line, ptr, block, other, len(made[0]), np.diff(made[1]))
     return held
 
 
