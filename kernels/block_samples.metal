@@ -3,13 +3,14 @@
 // rows of op(A) or 64 columns of op(B). A step copies BK reduced elements of each piece; what passes the caches decides.
 // in, dims: block_tiles.metal's mode 2, with P = 2 * EACH and SLOTS for P + 1.   out: y[Z, nnz, br, bc] T
 // grid (groups, 1, Z); threads 256
-// template: T; TA, TB; EACH; SLOTS; BK, 64 on CUDA; STAGES; KEEP: 1, what is read stays in L1 (CUDA)
+// template: T; TA, TB; EACH 1, 2 or 4; SLOTS; BK, 64 on CUDA; STAGES; KEEP: 1, what is read stays in L1 (CUDA)
 constexpr int NT = 256, P = 2 * EACH;
 constexpr int VEC = 16 / int(sizeof(T));
 constexpr int PIECE = 64 * BK, STAGE = SLOTS * PIECE;
 constexpr int ALEN = TA != 0 ? 64 : BK, BLEN = TB != 0 ? BK : 64; // elements of a row of a piece
 constexpr int AROWS = PIECE / ALEN, BROWS = PIECE / BLEN, APASS = NT * VEC / ALEN, BPASS = NT * VEC / BLEN;
-constexpr int LDY = 64 + VEC;
+constexpr int LDY = 64 + VEC, N = 64 * EACH;
+constexpr bool KA = TA == 0, KB = TB != 0;
 static_assert(STAGES >= 2 && SLOTS < 32 && STAGES * STAGE >= P * 64 * LDY, "memory of the results");
 threadgroup uint4 smem[(STAGES * STAGE + 512) * int(sizeof(T)) / 16];
 threadgroup T* tiles = group_base((threadgroup T*)smem);
@@ -53,76 +54,106 @@ for (int c = 0; c < EACH; c++) {
   bool there = cell[c] >= 0 && cell[c] / (parts * oparts) < nnz && left[c] >= 0 && left[c] < na && right[c] >= na && right[c] < SLOTS;
   if (there) there = ((live >> uint(left[c]) & live >> uint(right[c])) & 1u) != 0u;
   if (!there) cell[c] = -1;
-  left[c] = there ? left[c] * PIECE : 0;
-  right[c] = there ? right[c] * PIECE : 0;
+  left[c] = simd_broadcast_first(there ? left[c] * PIECE : 0);
+  right[c] = simd_broadcast_first(there ? right[c] * PIECE : 0);
 }
-tile_mma<T, 16, 64, 0> acc[EACH];
+// Tiles of two rows and the same columns: the places of a row are one product. Loops of their own, for the compiler.
+bool row = true;
 TILE_UNROLL
-for (int c = 0; c < EACH; c++) acc[c].clear(thread_index_in_simdgroup);
+for (int c = 0; c < P; c++) {
+  int where = other[group * P + c], at = other[group * P + c / EACH * EACH];
+  row = row && block[group * P + c] >= 0 && where % 256 == at % 256 && where / 256 == at / 256 + c % EACH;
+}
+TILE_UNROLL
+for (int c = 0; c < EACH; c++) row = row && cell[c] >= 0;
+int kind = row ? 1 : 0;
+tile_mma<T, 16, N, 0> acc;
+tile_mma<T, 16, 64, 0> one[EACH];
 int steps = (depth + BK - 1) / BK, put = 0, get = 0;
-for (int it = 1 - STAGES; it < steps; it++) {
-  if (it >= 0) {
-    stage_wait<STAGES - 2>();
+TILE_UNROLL
+for (int way = 0; way < 2; way++) {
+  if (way == kind) {
+    if (way == 1) acc.clear(thread_index_in_simdgroup);
     TILE_UNROLL
-    for (int c = 0; c < EACH; c++) group_wait<0>(acc[c]);
-    group_fence();
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    TILE_UNROLL
-    for (int c = 0; c < EACH; c++) group_start(acc[c]);
-    TILE_UNROLL
-    for (int c = 0; c < EACH; c++) {
-      if (simd_broadcast_first(cell[c]) >= 0)
-        group_mma<BK, TA == 0, TB != 0, PIECE>(acc[c], tiles + get * STAGE + simd_broadcast_first(left[c]),
-                                               tiles + get * STAGE + simd_broadcast_first(right[c]), quarter);
-    }
-    group_close();
-    get = get + 1 == STAGES ? 0 : get + 1;
-  }
-  if (it + STAGES - 1 < steps) {
-    int k0 = (it + STAGES - 1) * BK;
-    threadgroup T* to = tiles + put * STAGE;
-    TILE_UNROLL
-    for (int s = 0; s < SLOTS; s++) {
-      if ((live >> uint(s) & 1u) != 0u) {
-        if (s < na) {
-          TILE_UNROLL
-          for (int r = 0; r < AROWS; r += APASS) {
-            if (AROWS % APASS != 0 && ar + r >= AROWS) break;
-            threadgroup T* at = to + s * PIECE + group_at<ALEN>(ar + r, ac);
-            bool ok = k0 + (TA != 0 ? ar + r : ac) < depth;
-            if (wide) stage_zero16<(KEEP & 1) != 0>(at, from[s] + size_t(r) * size_t(lda), ok);
-            else stage_move(at, from[s] + size_t(r) * size_t(lda), ok, false);
-          }
+    for (int c = 0; c < EACH; c++)
+      if (way == 0) one[c].clear(thread_index_in_simdgroup);
+    for (int it = 1 - STAGES; it < steps; it++) {
+      if (it >= 0) {
+        stage_wait<STAGES - 2>();
+        if (way == 1) group_wait<0>(acc);
+        TILE_UNROLL
+        for (int c = 0; c < EACH; c++)
+          if (way == 0) group_wait<0>(one[c]);
+        group_fence();
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        threadgroup T* now = tiles + get * STAGE;
+        if (way == 1) {
+          group_start(acc);
+          group_mma<BK, KA, KB, PIECE>(acc, now + left[0], now + right[0], quarter);
         } else {
           TILE_UNROLL
-          for (int r = 0; r < BROWS; r += BPASS) {
-            if (BROWS % BPASS != 0 && br + r >= BROWS) break;
-            threadgroup T* at = to + s * PIECE + group_at<BLEN>(br + r, bc);
-            bool ok = k0 + (TB != 0 ? bc : br + r) < depth;
-            if (wide) stage_zero16<(KEEP & 1) != 0>(at, from[s] + size_t(r) * size_t(ldb), ok);
-            else stage_move(at, from[s] + size_t(r) * size_t(ldb), ok, false);
+          for (int c = 0; c < EACH; c++) group_start(one[c]);
+          TILE_UNROLL
+          for (int c = 0; c < EACH; c++)
+            if (simd_broadcast_first(cell[c]) >= 0) group_mma<BK, KA, KB, PIECE>(one[c], now + left[c], now + right[c], quarter);
+        }
+        group_close();
+        get = get + 1 == STAGES ? 0 : get + 1;
+      }
+      if (it + STAGES - 1 < steps) {
+        int k0 = (it + STAGES - 1) * BK;
+        threadgroup T* to = tiles + put * STAGE;
+        TILE_UNROLL
+        for (int s = 0; s < SLOTS; s++) {
+          if ((live >> uint(s) & 1u) != 0u) {
+            if (s < na) {
+              TILE_UNROLL
+              for (int r = 0; r < AROWS; r += APASS) {
+                if (AROWS % APASS != 0 && ar + r >= AROWS) break;
+                threadgroup T* at = to + s * PIECE + group_at<ALEN>(ar + r, ac);
+                bool ok = k0 + (TA != 0 ? ar + r : ac) < depth;
+                if (wide) stage_zero16<(KEEP & 1) != 0>(at, from[s] + size_t(r) * size_t(lda), ok);
+                else stage_move(at, from[s] + size_t(r) * size_t(lda), ok, false);
+              }
+            } else {
+              TILE_UNROLL
+              for (int r = 0; r < BROWS; r += BPASS) {
+                if (BROWS % BPASS != 0 && br + r >= BROWS) break;
+                threadgroup T* at = to + s * PIECE + group_at<BLEN>(br + r, bc);
+                bool ok = k0 + (TB != 0 ? bc : br + r) < depth;
+                if (wide) stage_zero16<(KEEP & 1) != 0>(at, from[s] + size_t(r) * size_t(ldb), ok);
+                else stage_move(at, from[s] + size_t(r) * size_t(ldb), ok, false);
+              }
+            }
+            from[s] += s < na ? astep : bstep;
           }
         }
-        from[s] += s < na ? astep : bstep;
+      }
+      stage_close();
+      put = put + 1 == STAGES ? 0 : put + 1;
+    }
+    // Results go through threadgroup memory, so that whole rows are written.
+    if (way == 1) group_wait<0>(acc);
+    TILE_UNROLL
+    for (int c = 0; c < EACH; c++)
+      if (way == 0) group_wait<0>(one[c]);
+    stage_wait<0>();
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    threadgroup T* ys = tiles + (mine * EACH * 64 + quarter * 16) * LDY;
+    TILE_UNROLL
+    for (int i = 0; i < acc.ROWS; i++) {
+      TILE_UNROLL
+      for (int j = 0; j < acc.COLS; j++) {
+        int n = acc.col(j);
+        if (way == 1) stage_pair(ys + (n / 64 * 64 + acc.row(i)) * LDY + n % 64, acc.get(i, j, 0), acc.get(i, j, 1));
+      }
+      TILE_UNROLL
+      for (int c = 0; c < EACH; c++) {
+        TILE_UNROLL
+        for (int j = 0; j < one[c].COLS; j++)
+          if (way == 0) stage_pair(ys + (c * 64 + one[c].row(i)) * LDY + one[c].col(j), one[c].get(i, j, 0), one[c].get(i, j, 1));
       }
     }
-  }
-  stage_close();
-  put = put + 1 == STAGES ? 0 : put + 1;
-}
-TILE_UNROLL
-for (int c = 0; c < EACH; c++) group_wait<0>(acc[c]);
-stage_wait<0>();
-threadgroup_barrier(mem_flags::mem_threadgroup);
-// Results go through threadgroup memory, so that whole rows are written.
-TILE_UNROLL
-for (int c = 0; c < EACH; c++) {
-  threadgroup T* ys = tiles + (mine * EACH + c) * 64 * LDY;
-  TILE_UNROLL
-  for (int i = 0; i < acc[c].ROWS; i++) {
-    TILE_UNROLL
-    for (int j = 0; j < acc[c].COLS; j++)
-      stage_pair(ys + (quarter * 16 + acc[c].row(i)) * LDY + acc[c].col(j), acc[c].get(i, j, 0), acc[c].get(i, j, 1));
   }
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);

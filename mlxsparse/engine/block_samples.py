@@ -51,24 +51,28 @@ def _tiles(there: np.ndarray, cells: int, slots: int) -> list[Found]:
     """Rows, columns and places of tiles that cover `there` (rows, columns), each place once."""
     rest = there.astype(np.float32)
     found: list[Found] = []
+    half = cells // 2
     while rest.any():
-        by_row, by_col = rest @ rest.T, rest.T @ rest
+        by_row = rest @ rest.T
         np.fill_diagonal(by_row, 0)
-        np.fill_diagonal(by_col, 0)
-        turned = by_col.max() > by_row.max()
-        pairs, view = (by_col, rest.T) if turned else (by_row, rest)
-        first, second = (int(i) for i in divmod(int(pairs.argmax()), len(pairs)))
-        shared = np.flatnonzero(view[first] * view[second] if first != second else ())
-        half = cells // 2
-        if len(shared) >= half and slots >= half + 2 and half:  # whole tiles of two lines
+        first, second = (int(i) for i in divmod(int(by_row.argmax()), len(by_row)))
+        most = by_row[first, second]
+        if most >= half > 0 and slots >= half + 2:  # whole tiles of two rows
+            shared = np.flatnonzero(rest[first] * rest[second])
             for k in range(0, len(shared) // half * half, half):
                 pair, across = sorted((first, second)), [int(i) for i in shared[k : k + half]]
-                view[np.ix_(pair, across)] = 0
-                ends = (across, pair) if turned else (pair, across)
-                found.append((*ends, [(i, j) for i in ends[0] for j in ends[1]]))
+                rest[np.ix_(pair, across)] = 0
+                found.append((pair, across, [(i, j) for i in pair for j in across]))
             continue
-        some = [first, second] if len(shared) else [int(view.sum(axis=1).argmax())]
-        found.append(_grown(rest, ([], some) if turned else (some, []), cells, slots))
+        by_col = rest.T @ rest
+        np.fill_diagonal(by_col, 0)
+        if max(most, by_col.max()) == 0:
+            start: tuple[list[int], list[int]] = [int(rest.sum(axis=1).argmax())], []
+        elif by_col.max() > most:
+            start = [], [int(i) for i in divmod(int(by_col.argmax()), len(by_col))]
+        else:
+            start = [first, second], []
+        found.append(_grown(rest, start, cells, slots))
     return found
 
 
