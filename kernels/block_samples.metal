@@ -10,8 +10,9 @@ constexpr int PIECE = 64 * BK, STAGE = SLOTS * PIECE;
 constexpr int ALEN = TA != 0 ? 64 : BK, BLEN = TB != 0 ? BK : 64; // elements of a row of a piece
 constexpr int AROWS = PIECE / ALEN, BROWS = PIECE / BLEN, APASS = NT * VEC / ALEN, BPASS = NT * VEC / BLEN;
 constexpr int LDY = 64 + VEC, N = 64 * EACH;
+constexpr int WSLOTS = 2 + EACH, WSTAGES = STAGES * SLOTS / WSLOTS; // of tiles of two rows and the same columns
 constexpr bool KA = TA == 0, KB = TB != 0;
-static_assert(STAGES >= 2 && SLOTS < 32 && STAGES * STAGE >= P * 64 * LDY, "memory of the results");
+static_assert(STAGES >= 2 && SLOTS >= WSLOTS && SLOTS < 32 && STAGES * STAGE >= P * 64 * LDY, "memory of the results");
 threadgroup uint4 smem[(STAGES * STAGE + 512) * int(sizeof(T)) / 16];
 threadgroup T* tiles = group_base((threadgroup T*)smem);
 int nnz = dims[1], size = dims[2], osize = dims[3], extent = dims[4], oextent = dims[5], depth = dims[6], heads = dims[7];
@@ -66,7 +67,7 @@ for (int c = 0; c < P; c++) {
 }
 TILE_UNROLL
 for (int c = 0; c < EACH; c++) row = row && cell[c] >= 0;
-int kind = row ? 1 : 0;
+int kind = row && na == 2 && live == (1u << uint(WSLOTS)) - 1u ? 1 : 0;
 tile_mma<T, 16, N, 0> acc;
 tile_mma<T, 16, 64, 0> one[EACH];
 int steps = (depth + BK - 1) / BK, put = 0, get = 0;
@@ -77,16 +78,18 @@ for (int way = 0; way < 2; way++) {
     TILE_UNROLL
     for (int c = 0; c < EACH; c++)
       if (way == 0) one[c].clear(thread_index_in_simdgroup);
-    for (int it = 1 - STAGES; it < steps; it++) {
+    int deep = way == 1 ? WSTAGES : STAGES, span = way == 1 ? WSLOTS * PIECE : STAGE;
+    for (int it = 1 - deep; it < steps; it++) {
       if (it >= 0) {
-        stage_wait<STAGES - 2>();
+        if (way == 1) stage_wait<WSTAGES - 2>();
+        else stage_wait<STAGES - 2>();
         if (way == 1) group_wait<0>(acc);
         TILE_UNROLL
         for (int c = 0; c < EACH; c++)
           if (way == 0) group_wait<0>(one[c]);
         group_fence();
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        threadgroup T* now = tiles + get * STAGE;
+        threadgroup T* now = tiles + get * span;
         if (way == 1) {
           group_start(acc);
           group_mma<BK, KA, KB, PIECE>(acc, now + left[0], now + right[0], quarter);
@@ -98,15 +101,15 @@ for (int way = 0; way < 2; way++) {
             if (simd_broadcast_first(cell[c]) >= 0) group_mma<BK, KA, KB, PIECE>(one[c], now + left[c], now + right[c], quarter);
         }
         group_close();
-        get = get + 1 == STAGES ? 0 : get + 1;
+        get = get + 1 == deep ? 0 : get + 1;
       }
-      if (it + STAGES - 1 < steps) {
-        int k0 = (it + STAGES - 1) * BK;
-        threadgroup T* to = tiles + put * STAGE;
+      if (it + deep - 1 < steps) {
+        int k0 = (it + deep - 1) * BK;
+        threadgroup T* to = tiles + put * span;
         TILE_UNROLL
         for (int s = 0; s < SLOTS; s++) {
-          if ((live >> uint(s) & 1u) != 0u) {
-            if (s < na) {
+          if (way == 1 ? s < WSLOTS : (live >> uint(s) & 1u) != 0u) {
+            if (way == 1 ? s < 2 : s < na) {
               TILE_UNROLL
               for (int r = 0; r < AROWS; r += APASS) {
                 if (AROWS % APASS != 0 && ar + r >= AROWS) break;
@@ -125,12 +128,12 @@ for (int way = 0; way < 2; way++) {
                 else stage_move(at, from[s] + size_t(r) * size_t(ldb), ok, false);
               }
             }
-            from[s] += s < na ? astep : bstep;
+            from[s] += (way == 1 ? s < 2 : s < na) ? astep : bstep;
           }
         }
       }
       stage_close();
-      put = put + 1 == STAGES ? 0 : put + 1;
+      put = put + 1 == deep ? 0 : put + 1;
     }
     // Results go through threadgroup memory, so that whole rows are written.
     if (way == 1) group_wait<0>(acc);
