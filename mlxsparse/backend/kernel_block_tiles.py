@@ -47,9 +47,11 @@ class BlockTile(NamedTuple):
         """Pieces that a step copies."""
         return self.SLOTS or self.NA * self.NB + 1 if mode == SDD else self.NA + self.NB
 
-    def lines(self, mode: int) -> int:
-        """Lines (of SIDE elements) whose lists a tile of dsd or dds merges."""
-        return self.NA if mode == DSD else self.NB
+    def reads(self, mode: int) -> tuple[int, int]:
+        """dsd and dds: 0, lines (of SIDE elements) whose lists are merged; sdd: places, and their pieces."""
+        if mode == SDD:
+            return self.NA * self.NB, self.pieces(mode)
+        return 0, self.NA if mode == DSD else self.NB
 
     def group_bytes(self, mode: int, ta: bool, tb: bool, itemsize: int) -> int:
         """Threadgroup memory; as the kernel counts it."""
@@ -90,9 +92,9 @@ class GroupTile(NamedTuple):
         """Elements of the dense axis."""
         return 64 * self.PARTS
 
-    def lines(self, mode: int) -> int:
-        """Lines (of 64 elements) whose lists are merged."""
-        return self.LINES
+    def reads(self, mode: int) -> tuple[int, int]:
+        """As of a BlockTile."""
+        return 0, self.LINES
 
     def group_bytes(self, mode: int, ta: bool, tb: bool, itemsize: int) -> int:
         """Threadgroup memory; as the kernel counts it."""
@@ -121,6 +123,10 @@ class SampleTile(NamedTuple):
     @property
     def threads(self) -> int:
         return 256
+
+    def reads(self, mode: int) -> tuple[int, int]:
+        """As of a BlockTile."""
+        return 2 * self.EACH, self.SLOTS
 
     def group_bytes(self, mode: int, ta: bool, tb: bool, itemsize: int) -> int:
         """Threadgroup memory; as the kernel counts it."""
@@ -183,13 +189,23 @@ def block_tile(mode: int, sizes: Sizes, width: int, items: int, dtype: mx.Dtype)
         return None
     if sizes.size % 64 or sizes.other_size % 64:
         return None
-    if mode == SDD or not grouped() or "MLXSPARSE_BLOCK_TILES" in os.environ:
+    if not grouped() or "MLXSPARSE_BLOCK_TILES" in os.environ:
         return shape_of(mode)
+    if mode == SDD:
+        return sample_tile(sizes.nnz * (sizes.size // 64) * (sizes.other_size // 64))
     few = blocks(sizes.extent, 128) * blocks(width, 256) * items < CORES
     return GroupTile(2, 2, 3) if few else GroupTile(2, 4, 3)
 
 
 CORES = 132  # of an H100: fewer large tiles leave some without work
+SEARCHED = 1 << 14  # places up to which those that share most rows and columns are looked for
+
+
+def sample_tile(places: int) -> SampleTile:
+    """A tile of sdd for so many places of 64 x 64."""
+    if places > SEARCHED:
+        return SampleTile(4, 9, 3)
+    return SampleTile(4, 8, 3) if places >= 3 * CORES else SampleTile(2, 5, 2)
 
 
 def shape_of(mode: int) -> Tile | None:

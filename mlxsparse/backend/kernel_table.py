@@ -45,7 +45,8 @@ KERNELS: dict[str, Kernel] = {
         ("T", "MODE", "TA", "TB", "BM", "BN", "WM", "WN", "SUB", "STAGES", "EXACT"),
     ),
     "block_groups": Kernel(
-        {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I, "other": _I, "order": _I}, {"y": _T}, (*_BLOCK, "group.h"),
+        {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I, "other": _I, "order": _I}, {"y": _T},
+        (*_BLOCK, "group.h"),
         ("T", "MODE", "TA", "TB", "LINES", "PARTS", "BK", "STAGES", "KEEP"), FLOATS[1:],
     ),
     "block_marks": Kernel({"k": _T, "v": _T, "keys": _F}, {"marks": _F}, ("block_scores.h",), ("T",)),

@@ -1,4 +1,4 @@
-"""Which stored blocks a tile of sdd computes (kernels/block_samples.metal): those that share rows and columns."""
+"""Which places a tile of sdd computes (kernels/block_samples.metal): some that share rows and columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def sampled(index: BlockIndex, cells: int, slots: int, piece: int) -> tuple[np.n
     units, columns = index.grid[1] * down, index.grid[2] * across
     cell = np.arange(index.nnz * down * across)
     block = cell // (down * across)
-    row = (index.heads[block].astype(np.int64) * index.grid[1] + index.rows[block]) * down + cell // across % down
+    line = index.heads[block].astype(np.int64) * index.grid[1] + index.rows[block]
+    row = line * down + cell // across % down
     col = index.cols[block].astype(np.int64) * across + cell % across
     head = row // max(1, units)
     part = (head * (units // SPAN + 1) + row % max(1, units) // SPAN) * (columns // SPAN + 1) + col // SPAN
@@ -45,6 +46,7 @@ def _filled(values: list[int], length: int, rest: int) -> list[int]:
 
 
 Found = tuple[list[int], list[int], list[tuple[int, int]]]
+Start = tuple[list[int], list[int]]
 
 
 def _tiles(there: np.ndarray, cells: int, slots: int) -> list[Found]:
@@ -66,8 +68,8 @@ def _tiles(there: np.ndarray, cells: int, slots: int) -> list[Found]:
             continue
         by_col = rest.T @ rest
         np.fill_diagonal(by_col, 0)
-        if max(most, by_col.max()) == 0:
-            start: tuple[list[int], list[int]] = [int(rest.sum(axis=1).argmax())], []
+        if slots < 3 or max(most, by_col.max()) == 0:
+            start: Start = [int(rest.sum(axis=1).argmax())], []
         elif by_col.max() > most:
             start = [], [int(i) for i in divmod(int(by_col.argmax()), len(by_col))]
         else:
@@ -76,8 +78,8 @@ def _tiles(there: np.ndarray, cells: int, slots: int) -> list[Found]:
     return found
 
 
-def _grown(rest: np.ndarray, start: tuple[list[int], list[int]], cells: int, slots: int) -> Found:
-    """A tile of a line or two and of the lines after one another that bring most places; takes them from `rest`."""
+def _grown(rest: np.ndarray, start: Start, cells: int, slots: int) -> Found:
+    """A tile of a line or two, then of the lines that bring most places; takes these from `rest`."""
     rows, cols = start
     few_rows, few_cols = rest.sum(axis=1) / 1024, rest.sum(axis=0) / 1024  # of equals, those with least left
     count = 0

@@ -89,7 +89,7 @@ def tiled(
 ) -> None:
     """One product in tiles against dense float64. shape: simdgroups of a tile; parts: pieces of a block.
 
-    plain: from arrays that are not aligned to 16 bytes. group: a tile of block_groups.metal, block_samples.metal.
+    plain: from arrays that are not aligned to 16 bytes. group: a GroupTile, of sdd a SampleTile.
     """
     code = {"sdd": kernel_blocks.SDD, "dsd": kernel_blocks.DSD, "dds": kernel_blocks.DDS}[mode]
     tile: Any = kernel_block_tiles.BlockTile(*shape, side, *(steps or (64, 2)), SLOTS=slots)
@@ -328,7 +328,8 @@ for _name, _dtype in (("f16", mx.float16), ("bf16", mx.bfloat16)):
                     tiled, _dtype, _mode, _ta, _tb, heads=1, group=_tile
                 )
         CASES[f"{_mode}_groups_plain-{_name}"] = partial(
-            tiled, _dtype, _mode, False, False, plain=True, heads=1, group=(1, 2, sized(2, 3), 0, sized(16, 64))
+            tiled, _dtype, _mode, False, False, plain=True, heads=1,
+            group=(1, 2, sized(2, 3), 0, sized(16, 64)),
         )
         CASES[f"{_mode}_groups_wide-{_name}"] = partial(
             tiled, _dtype, _mode, False, False, parts=(2, 2), heads=sized(1, 3),
@@ -337,10 +338,12 @@ for _name, _dtype in (("f16", mx.float16), ("bf16", mx.bfloat16)):
     for _ta in (False, True):
         for _tb in (False, True):
             CASES[f"sdd_samples{'_ta' * _ta}{'_tb' * _tb}-{_name}"] = partial(
-                tiled, _dtype, "sdd", _ta, _tb, heads=2, group=(4, 8, 3, int(_ta)) if LARGE else (1, 3, 3, int(_ta), 16)
+                tiled, _dtype, "sdd", _ta, _tb, heads=2,
+                group=(4, 8, 3, int(_ta)) if LARGE else (1, 3, 3, int(_ta), 16),
             )
     CASES[f"sdd_samples_plain-{_name}"] = partial(
-        tiled, _dtype, "sdd", False, False, plain=True, heads=1, group=(2, 5, 4) if LARGE else (1, 3, 3, 0, 16)
+        tiled, _dtype, "sdd", False, False, plain=True, heads=1,
+        group=(2, 5, 4) if LARGE else (1, 3, 3, 0, 16),
     )
     CASES[f"sdd_samples_wide-{_name}"] = partial(
         tiled, _dtype, "sdd", False, False, parts=(2, 2), heads=sized(1, 3),
