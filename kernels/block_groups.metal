@@ -19,6 +19,7 @@ constexpr int SLEN = SK ? BK : 64, DLEN = DK ? BK : 64; // elements of a row of 
 constexpr int SROWS = PIECE / SLEN, DROWS = PIECE / DLEN, SPASS = NT * VEC / SLEN, DPASS = NT * VEC / DLEN;
 constexpr int YROWS = MODE == 0 ? 64 : N, LDY = (MODE == 0 ? N : 64) + VEC;
 static_assert(PARTS > 1 || GROUP_MEMORY == 1, "panels of 64 alone are not tried on CUDA");
+static_assert(SPASS % 8 == 0 && DPASS % 8 == 0, "where rows of a piece lie");
 static_assert(STAGES >= 2 && STAGES <= 32, "a bit for each buffer");
 threadgroup uint4 smem[(STAGES * STAGE + LINES * YROWS * LDY + 512) * int(sizeof(T)) / 16];
 threadgroup T* tiles = group_base((threadgroup T*)smem);
@@ -28,12 +29,14 @@ int tid = int(thread_index_in_threadgroup);
 int quarter = int(simdgroup_index_in_threadgroup) % 4, mine = int(simdgroup_index_in_threadgroup) / 4;
 int parts = size / 64, units = extent / 64, places = oextent / osize, chunks = osize / BK;
 size_t block_size = size_t(size) * size_t(osize);
-bool wide = stage_aligned(a) && stage_aligned(b);
+bool wide = stage_aligned(a) && stage_aligned(b); // else plain sums at the end, slow and right
 size_t sld = size_t(SK ? osize : size), dld = size_t(DK ? oextent : width), ldy = size_t(MODE == 0 ? width : extent);
 int sr = tid * VEC / SLEN, sc = tid * VEC % SLEN; // this thread's first row of a piece, and its columns
 int dr = tid * VEC / DLEN, dc = tid * VEC % DLEN;
+size_t spass = size_t(SPASS) * sld, dpass = size_t(DPASS) * dld, dfree = DK ? dld : size_t(1);
+int sput = group_at<SLEN>(sr, sc), dput = LINES * PIECE + group_at<DLEN>(dr, dc); // rows that a pass is apart lie alike
 // The tile that is copied: its entries, the first elements of its lines in their blocks, and what it reads.
-int first = 0, entries = 0, dense0 = 0, inside[LINES];
+int first = 0, entries = 0, exist = 0, inside[LINES]; // exist: of the dense axis, from the tile's first on
 const device T* sp = a;
 const device T* dp = a;
 // The one after it, that one's, and the next entry: read long before they are needed.
@@ -60,12 +63,18 @@ for (int done = int(threadgroup_position_in_grid.x); done < total; done += every
   if (of < 0 || of >= most) break;
   acc.clear(thread_index_in_simdgroup);
   bool ended = false;
-  for (; !ended; it++) {
+  for (; wide && !ended; it++) {
     if (it >= 0) {
       stage_wait<STAGES - 2>();
       group_wait<0>(acc);
       group_fence();
       threadgroup_barrier(mem_flags::mem_threadgroup);
+      group_start(acc);
+      if (simd_broadcast_first(ring >> uint(get) & 1u) != 0u)
+        group_mma<BK, SK, DK, PIECE>(acc, tiles + get * STAGE + mine * PIECE, tiles + get * STAGE + LINES * PIECE, quarter);
+      group_close();
+      ended = (last >> uint(get) & 1u) != 0u;
+      get = get + 1 == STAGES ? 0 : get + 1;
     }
     if (pe > 0 || pc > 0 || ahead >= 0) {
       if (pc == 0) {
@@ -75,10 +84,11 @@ for (int done = int(threadgroup_position_in_grid.x); done < total; done += every
           int head = after[0] < 0 || after[0] >= units * heads ? 0 : after[0] / units;
           TILE_UNROLL
           for (int g = 0; g < LINES; g++) inside[g] = max(0, after[g] - head * units) % parts * 64;
-          int z = ahead / of_item;
-          dense0 = ahead % of_item / groups * N;
-          sp = (MODE == 0 ? a : b) + size_t(z) * size_t(nnz) * block_size;
-          dp = (MODE == 0 ? b : a) + (size_t(z) * size_t(heads) + size_t(head)) * size_t(oextent) * size_t(width);
+          int z = ahead / of_item, dense0 = ahead % of_item / groups * N;
+          exist = entries > 0 ? width - dense0 : 0;
+          sp = (MODE == 0 ? a : b) + (size_t(z) * size_t(nnz) * block_size + size_t(sr) * sld + size_t(sc));
+          dp = (MODE == 0 ? b : a) + ((size_t(z) * size_t(heads) + size_t(head)) * size_t(oextent) * size_t(width) + size_t(dense0) * dfree);
+          dp += size_t(dr) * dld + size_t(dc);
           at += every;
           ahead = later < most ? later : -1;
           later = at + every < total ? order[at + every] : -1;
@@ -106,30 +116,21 @@ for (int done = int(threadgroup_position_in_grid.x); done < total; done += every
       for (int g = 0; g < LINES; g++) {
         if (now[g] >= 0) {
           if (g == mine) ring |= 1u << uint(put);
-          const device T* from = sp + size_t(now[g]) * block_size + size_t(sc);
-          from += SK ? size_t(inside[g] + sr) * sld + size_t(pc * BK) : size_t(pc * BK + sr) * sld + size_t(inside[g]);
+          const device T* from = sp + (size_t(now[g]) * block_size + size_t(SK ? inside[g] * osize + pc * BK : pc * BK * size + inside[g]));
           TILE_UNROLL
-          for (int r = 0; r < SROWS; r += SPASS) {
-            if (SROWS % SPASS != 0 && sr + r >= SROWS) break;
-            threadgroup T* at = to + g * PIECE + group_at<SLEN>(sr + r, sc);
-            if (wide) stage_zero16<(KEEP & 1) != 0>(at, from + size_t(r) * sld, true);
-            else stage_move(at, from + size_t(r) * sld, true, false);
-          }
+          for (int r = 0; r < SROWS; r += SPASS)
+            if (SROWS % SPASS == 0 || sr + r < SROWS)
+              stage_zero16<(KEEP & 1) != 0>(to + (sput + g * PIECE + r * SLEN), from + size_t(r / SPASS) * spass, true);
         }
       }
       const device T* from = dp + size_t(place * osize + pc * BK) * (DK ? size_t(1) : dld);
       TILE_UNROLL
       for (int s = 0; s < PARTS; s++) {
         TILE_UNROLL
-        for (int i = 0; i < DROWS; i += DPASS) {
-          if (DROWS % DPASS != 0 && dr + i >= DROWS) break;
-          int r = dr + i, along = dense0 + s * 64 + (DK ? r : dc);
-          bool ok = along < width && entries > 0;
-          const device T* source = from + (ok ? DK ? size_t(along) * dld + size_t(dc) : size_t(r) * dld + size_t(along) : size_t(0));
-          threadgroup T* at = to + (LINES + s) * PIECE + group_at<DLEN>(r, dc);
-          if (wide) stage_zero16<(KEEP & 1) != 0>(at, source, ok);
-          else stage_move(at, source, ok, false);
-        }
+        for (int r = 0; r < DROWS; r += DPASS)
+          if (DROWS % DPASS == 0 || dr + r < DROWS)
+            stage_zero16<(KEEP & 1) != 0>(to + (dput + s * PIECE + r * DLEN), from + (size_t(r / DPASS) * dpass + size_t(s * 64) * dfree),
+                                          DK ? dr + s * 64 + r < exist : dc + s * 64 < exist);
       }
       pc += 1;
       if (pc == chunks) {
@@ -143,21 +144,15 @@ for (int done = int(threadgroup_position_in_grid.x); done < total; done += every
     }
     stage_close();
     put = put + 1 == STAGES ? 0 : put + 1;
-    if (it >= 0) {
-      group_start(acc);
-      if (simd_broadcast_first(ring >> uint(get) & 1u) != 0u)
-        group_mma<BK, SK, DK, PIECE>(acc, tiles + get * STAGE + mine * PIECE, tiles + get * STAGE + LINES * PIECE, quarter);
-      group_close();
-      ended = (last >> uint(get) & 1u) != 0u;
-      get = get + 1 == STAGES ? 0 : get + 1;
-    }
   }
   group_wait<0>(acc);
   // Results go through threadgroup memory, so that whole rows are written.
   int group = of % groups, leader = line[group * LINES], dense1 = of % of_item / groups * N, z = of / of_item;
   int head = leader < 0 || leader >= units * heads ? 0 : leader / units, unit = line[group * LINES + mine] - head * units;
   threadgroup T* ys = tiles + STAGES * STAGE + mine * YROWS * LDY;
-  if (MODE == 0) {
+  if (!wide) {
+    threadgroup_barrier(mem_flags::mem_threadgroup); // the results of the tile before are read
+  } else if (MODE == 0) {
     TILE_UNROLL
     for (int i = 0; i < acc.ROWS; i++) {
       TILE_UNROLL
@@ -166,6 +161,22 @@ for (int done = int(threadgroup_position_in_grid.x); done < total; done += every
     }
   } else {
     group_turned<LDY>(ys, acc, quarter * 16);
+  }
+  for (int e = wide ? 64 * N : tid % 128; e < 64 * N; e += 128) {
+    int m = e / N, n = e % N, start = max(0, ptr[group]), end = min(dims[8], ptr[group + 1]);
+    int in = max(0, unit) % parts * 64 + m;
+    size_t item = size_t(z) * size_t(heads) + size_t(head);
+    const device T* values = (MODE == 0 ? a : b) + size_t(z) * size_t(nnz) * block_size;
+    const device T* dense = (MODE == 0 ? b : a) + (item * size_t(oextent) * size_t(width) + size_t(dense1 + n) * dfree);
+    float sum = 0.0f;
+    for (int t = start; t < end && dense1 + n < width; t++) {
+      int blk = block[size_t(t) * size_t(LINES) + size_t(mine)], where = other[t];
+      if (blk < 0 || blk >= nnz || where < 0 || where >= places) continue;
+      for (int k = 0; k < osize; k++)
+        sum += float(values[size_t(blk) * block_size + (SK ? size_t(in) * sld + size_t(k) : size_t(k) * sld + size_t(in))]) *
+               float(dense[size_t(where * osize + k) * (DK ? size_t(1) : dld)]);
+    }
+    ys[MODE == 0 ? m * LDY + n : n * LDY + m] = T(sum);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   size_t to = (size_t(z) * size_t(heads) + size_t(head)) * size_t(extent) * size_t(width);

@@ -12,6 +12,7 @@ constexpr int AROWS = PIECE / ALEN, BROWS = PIECE / BLEN, APASS = NT * VEC / ALE
 constexpr int LDY = 64 + VEC, N = 64 * EACH;
 constexpr int WSLOTS = 2 + EACH, WSTAGES = STAGES * SLOTS / WSLOTS; // of tiles of two rows and the same columns
 constexpr bool KA = TA == 0, KB = TB != 0;
+static_assert(APASS % 8 == 0 && BPASS % 8 == 0, "where rows of a piece lie");
 static_assert(STAGES >= 2 && SLOTS >= WSLOTS && SLOTS < 32 && STAGES * STAGE >= P * 64 * LDY, "memory of the results");
 threadgroup uint4 smem[(STAGES * STAGE + 512) * int(sizeof(T)) / 16];
 threadgroup T* tiles = group_base((threadgroup T*)smem);
@@ -27,13 +28,17 @@ int head = leader < 0 || leader >= units * heads ? 0 : leader / units;
 size_t item = size_t(z) * size_t(heads) + size_t(head);
 const device T* ap = a + item * size_t(depth) * size_t(extent);
 const device T* bp = b + item * size_t(depth) * size_t(oextent);
-bool wide = stage_aligned(ap) && stage_aligned(bp);
+bool wide = stage_aligned(ap) && stage_aligned(bp); // else plain sums at the end, slow and right
+const device T* a0 = ap;
+const device T* b0 = bp;
 int lda = TA != 0 ? extent : depth, ldb = TB != 0 ? depth : oextent;
 int ar = tid * VEC / ALEN, ac = tid * VEC % ALEN, br = tid * VEC / BLEN, bc = tid * VEC % BLEN;
 ap += size_t(ar) * size_t(lda) + size_t(ac);
 bp += size_t(br) * size_t(ldb) + size_t(bc);
 size_t afree = TA != 0 ? 1 : size_t(lda), bfree = TB != 0 ? size_t(ldb) : 1; // to the next row of op(A), column of op(B)
 size_t astep = size_t(BK) * (TA != 0 ? size_t(lda) : 1), bstep = size_t(BK) * (TB != 0 ? 1 : size_t(ldb));
+size_t apass = size_t(APASS) * size_t(lda), bpass = size_t(BPASS) * size_t(ldb);
+int aput = group_at<ALEN>(ar, ac), bput = group_at<BLEN>(br, bc); // rows that a pass is apart lie alike
 const device T* from[SLOTS];
 uint live = 0u; // pieces that exist
 TILE_UNROLL
@@ -70,7 +75,7 @@ for (int c = 0; c < EACH; c++) row = row && cell[c] >= 0;
 int kind = row && na == 2 && live == (1u << uint(WSLOTS)) - 1u ? 1 : 0;
 tile_mma<T, 16, N, 0> acc;
 tile_mma<T, 16, 64, 0> one[EACH];
-int steps = (depth + BK - 1) / BK, put = 0, get = 0;
+int steps = wide ? (depth + BK - 1) / BK : 0, put = 0, get = 0;
 TILE_UNROLL
 for (int way = 0; way < 2; way++) {
   if (way == kind) {
@@ -112,23 +117,20 @@ for (int way = 0; way < 2; way++) {
             if (way == 1 ? s < 2 : s < na) {
               TILE_UNROLL
               for (int r = 0; r < AROWS; r += APASS) {
-                if (AROWS % APASS != 0 && ar + r >= AROWS) break;
-                threadgroup T* at = to + s * PIECE + group_at<ALEN>(ar + r, ac);
                 bool ok = k0 + (TA != 0 ? ar + r : ac) < depth;
-                if (wide) stage_zero16<(KEEP & 1) != 0>(at, from[s] + size_t(r) * size_t(lda), ok);
-                else stage_move(at, from[s] + size_t(r) * size_t(lda), ok, false);
+                if (AROWS % APASS == 0 || ar + r < AROWS)
+                  stage_zero16<(KEEP & 1) != 0>(to + (aput + s * PIECE + r * ALEN), from[s] + size_t(r / APASS) * apass, ok);
               }
+              from[s] += astep;
             } else {
               TILE_UNROLL
               for (int r = 0; r < BROWS; r += BPASS) {
-                if (BROWS % BPASS != 0 && br + r >= BROWS) break;
-                threadgroup T* at = to + s * PIECE + group_at<BLEN>(br + r, bc);
                 bool ok = k0 + (TB != 0 ? bc : br + r) < depth;
-                if (wide) stage_zero16<(KEEP & 1) != 0>(at, from[s] + size_t(r) * size_t(ldb), ok);
-                else stage_move(at, from[s] + size_t(r) * size_t(ldb), ok, false);
+                if (BROWS % BPASS == 0 || br + r < BROWS)
+                  stage_zero16<(KEEP & 1) != 0>(to + (bput + s * PIECE + r * BLEN), from[s] + size_t(r / BPASS) * bpass, ok);
               }
+              from[s] += bstep;
             }
-            from[s] += (way == 1 ? s < 2 : s < na) ? astep : bstep;
           }
         }
       }
@@ -158,6 +160,18 @@ for (int way = 0; way < 2; way++) {
       }
     }
   }
+}
+if (!wide) threadgroup_barrier(mem_flags::mem_threadgroup);
+for (int e = wide ? NT * 64 * 64 : tid; e < P * 64 * 64; e += NT) {
+  int p = group * P + e / (64 * 64), m = e / 64 % 64, n = e % 64, sa = other[p] % 256, sb = other[p] / 256;
+  float sum = 0.0f;
+  if (block[p] >= 0 && sa >= 0 && sa < na && sb >= na && sb < SLOTS && (live >> uint(sa) & live >> uint(sb) & 1u) != 0u) {
+    const device T* row = a0 + size_t((line[group * SLOTS + sa] - head * units) * 64 + m) * afree;
+    const device T* column = b0 + size_t(line[group * SLOTS + sb] * 64 + n) * bfree;
+    for (int k = 0; k < depth; k++)
+      sum += float(row[size_t(k) * (TA != 0 ? size_t(lda) : 1)]) * float(column[size_t(k) * (TB != 0 ? 1 : size_t(ldb))]);
+  }
+  tiles[(e / 64) * LDY + n] = T(sum);
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 TILE_UNROLL
