@@ -17,11 +17,13 @@ constexpr bool DK = MODE == 0 ? TB != 0 : TA == 0; // those of the dense operand
 constexpr int PIECE = 64 * BK, STAGE = (LINES + PARTS) * PIECE;
 constexpr int SLEN = SK ? BK : 64, DLEN = DK ? BK : 64; // elements of a row of a piece
 constexpr int SROWS = PIECE / SLEN, DROWS = PIECE / DLEN, SPASS = NT * VEC / SLEN, DPASS = NT * VEC / DLEN;
-constexpr int YROWS = MODE == 0 ? 64 : N, LDY = (MODE == 0 ? N : 64) + VEC;
+// Results leave in as many rounds as fit into one buffer: N / ROUNDS of the dense axis at once.
+constexpr int ROUNDS = LINES * (MODE == 0 ? 64 * (N / 2 + VEC) : N / 2 * (64 + VEC)) <= STAGE ? 2 : 4, HN = N / ROUNDS;
+constexpr int YROWS = MODE == 0 ? 64 : HN, LDY = (MODE == 0 ? HN : 64) + VEC;
 static_assert(PARTS > 1 || GROUP_MEMORY == 1, "panels of 64 alone are not tried on CUDA");
 static_assert(SPASS % 8 == 0 && DPASS % 8 == 0, "where rows of a piece lie");
-static_assert(STAGES >= 2 && STAGES <= 32, "a bit for each buffer");
-threadgroup uint4 smem[(STAGES * STAGE + LINES * YROWS * LDY + 512) * int(sizeof(T)) / 16];
+static_assert(STAGES >= 2 && STAGES <= 32 && LINES * YROWS * LDY <= STAGE, "a bit for each buffer, and memory of the results");
+threadgroup uint4 smem[(STAGES * STAGE + 512) * int(sizeof(T)) / 16];
 threadgroup T* tiles = group_base((threadgroup T*)smem);
 int groups = dims[0], nnz = dims[1], size = dims[2], osize = dims[3], extent = dims[4], oextent = dims[5], width = dims[6], heads = dims[7];
 int every = dims[9], total = dims[10], of_item = dims[11], most = dims[12]; // most: tiles
@@ -146,45 +148,45 @@ for (int done = int(threadgroup_position_in_grid.x); done < total; done += every
     put = put + 1 == STAGES ? 0 : put + 1;
   }
   group_wait<0>(acc);
-  // Results go through threadgroup memory, so that whole rows are written.
+  // Results go through the buffer that was read last, so that whole rows are written.
   int group = of % groups, leader = line[group * LINES], dense1 = of % of_item / groups * N, z = of / of_item;
   int head = leader < 0 || leader >= units * heads ? 0 : leader / units, unit = line[group * LINES + mine] - head * units;
-  threadgroup T* ys = tiles + STAGES * STAGE + mine * YROWS * LDY;
-  if (!wide) {
-    threadgroup_barrier(mem_flags::mem_threadgroup); // the results of the tile before are read
-  } else if (MODE == 0) {
-    TILE_UNROLL
-    for (int i = 0; i < acc.ROWS; i++) {
+  size_t item = size_t(z) * size_t(heads) + size_t(head);
+  size_t to = item * size_t(extent) * size_t(width) + size_t(max(unit, 0)) * 64 * (MODE == 0 ? ldy : size_t(1)) + size_t(dense1) * (MODE == 0 ? size_t(1) : ldy);
+  threadgroup T* ys = tiles + (get == 0 ? STAGES - 1 : get - 1) * STAGE + mine * YROWS * LDY;
+  TILE_UNROLL
+  for (int first = 0; first < N; first += HN) {
+    threadgroup_barrier(mem_flags::mem_threadgroup); // what was there has been read
+    if (wide && MODE == 0) {
       TILE_UNROLL
-      for (int j = 0; j < acc.COLS; j++)
-        stage_pair(ys + (quarter * 16 + acc.row(i)) * LDY + acc.col(j), acc.get(i, j, 0), acc.get(i, j, 1));
+      for (int i = 0; i < acc.ROWS; i++) {
+        TILE_UNROLL
+        for (int j = 0; j < HN / 8; j++)
+          stage_pair(ys + (quarter * 16 + acc.row(i)) * LDY + acc.col(j), acc.get(i, first / 8 + j, 0), acc.get(i, first / 8 + j, 1));
+      }
+    } else if (wide) {
+      group_turned<LDY, HN>(ys, acc, quarter * 16, first);
     }
-  } else {
-    group_turned<LDY>(ys, acc, quarter * 16);
-  }
-  for (int e = wide ? 64 * N : tid % 128; e < 64 * N; e += 128) {
-    int m = e / N, n = e % N, start = max(0, ptr[group]), end = min(dims[8], ptr[group + 1]);
-    int in = max(0, unit) % parts * 64 + m;
-    size_t item = size_t(z) * size_t(heads) + size_t(head);
-    const device T* values = (MODE == 0 ? a : b) + size_t(z) * size_t(nnz) * block_size;
-    const device T* dense = (MODE == 0 ? b : a) + (item * size_t(oextent) * size_t(width) + size_t(dense1 + n) * dfree);
-    float sum = 0.0f;
-    for (int t = start; t < end && dense1 + n < width; t++) {
-      int blk = block[size_t(t) * size_t(LINES) + size_t(mine)], where = other[t];
-      if (blk < 0 || blk >= nnz || where < 0 || where >= places) continue;
-      for (int k = 0; k < osize; k++)
-        sum += float(values[size_t(blk) * block_size + (SK ? size_t(in) * sld + size_t(k) : size_t(k) * sld + size_t(in))]) *
-               float(dense[size_t(where * osize + k) * (DK ? size_t(1) : dld)]);
+    for (int e = wide ? 64 * HN : tid % 128; e < 64 * HN; e += 128) {
+      int m = e / HN, n = e % HN, in = max(0, unit) % parts * 64 + m;
+      const device T* values = (MODE == 0 ? a : b) + size_t(z) * size_t(nnz) * block_size;
+      const device T* dense = (MODE == 0 ? b : a) + (item * size_t(oextent) * size_t(width) + size_t(dense1 + first + n) * dfree);
+      float sum = 0.0f;
+      for (int t = max(0, ptr[group]); t < min(dims[8], ptr[group + 1]) && dense1 + first + n < width; t++) {
+        int blk = block[size_t(t) * size_t(LINES) + size_t(mine)], where = other[t];
+        if (blk < 0 || blk >= nnz || where < 0 || where >= places) continue;
+        for (int k = 0; k < osize; k++)
+          sum += float(values[size_t(blk) * block_size + (SK ? size_t(in) * sld + size_t(k) : size_t(k) * sld + size_t(in))]) *
+                 float(dense[size_t(where * osize + k) * (DK ? size_t(1) : dld)]);
+      }
+      ys[MODE == 0 ? m * LDY + n : n * LDY + m] = T(sum);
     }
-    ys[MODE == 0 ? m * LDY + n : n * LDY + m] = T(sum);
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  size_t to = (size_t(z) * size_t(heads) + size_t(head)) * size_t(extent) * size_t(width);
-  to += size_t(max(unit, 0)) * 64 * (MODE == 0 ? ldy : size_t(1)) + size_t(dense1) * (MODE == 0 ? size_t(1) : ldy);
-  constexpr int COLUMNS = (MODE == 0 ? N : 64) / VEC; // copies of a row of the result
-  for (int v = tid % 128; v < 64 * N / VEC; v += 128) {
-    int r = v / COLUMNS, c = v % COLUMNS * VEC;
-    if (unit >= 0 && unit < units && dense1 + (MODE == 0 ? c : r) < width)
-      stage_put16<(KEEP & 2) != 0>(y + to + size_t(r) * ldy + size_t(c), ys + r * LDY + c);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    constexpr int COLUMNS = (MODE == 0 ? HN : 64) / VEC; // copies of a row of the result
+    for (int v = tid % 128; v < 64 * HN / VEC; v += 128) {
+      int r = v / COLUMNS, c = v % COLUMNS * VEC;
+      if (unit >= 0 && unit < units && dense1 + first + (MODE == 0 ? c : r) < width)
+        stage_put16<(KEEP & 2) != 0>(y + to + size_t(MODE == 0 ? r : first + r) * ldy + size_t(MODE == 0 ? first + c : c), ys + r * LDY + c);
+    }
   }
 }

@@ -98,9 +98,7 @@ class GroupTile(NamedTuple):
 
     def group_bytes(self, mode: int, ta: bool, tb: bool, itemsize: int) -> int:
         """Threadgroup memory; as the kernel counts it."""
-        results = 64 * (64 * self.PARTS + 8) if mode == DSD else 64 * self.PARTS * (64 + 8)
-        steps = self.STAGES * (self.LINES + self.PARTS) * 64 * self.BK
-        return (steps + self.LINES * results + 512) * itemsize
+        return (self.STAGES * (self.LINES + self.PARTS) * 64 * self.BK + 512) * itemsize
 
 
 class SampleTile(NamedTuple):
@@ -194,7 +192,7 @@ def block_tile(mode: int, sizes: Sizes, width: int, items: int, dtype: mx.Dtype)
     if mode == SDD:
         return sample_tile(sizes.nnz * (sizes.size // 64) * (sizes.other_size // 64))
     few = blocks(sizes.extent, 128) * blocks(width, 256) * items < CORES
-    return GroupTile(2, 2, 3) if few else GroupTile(2, 4, 3)
+    return GroupTile(2, 2, 5) if few else GroupTile(2, 4, 4)
 
 
 CORES = 132  # of an H100: fewer large tiles leave some without work

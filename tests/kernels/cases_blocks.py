@@ -323,7 +323,7 @@ for _name, _dtype in (("f16", mx.float16), ("bf16", mx.bfloat16)):
     for _mode in ("dsd", "dds"):
         for _ta in (False, True):
             for _tb in (False, True):
-                _tile = (2, 4, 3, int(_ta)) if LARGE else (2, 1, 2, int(_ta), 16)
+                _tile = (2, 4, 4, int(_ta)) if LARGE else (2, 1, 2, int(_ta), 16)
                 CASES[f"{_mode}_groups{'_ta' * _ta}{'_tb' * _tb}-{_name}"] = partial(
                     tiled, _dtype, _mode, _ta, _tb, heads=1, group=_tile
                 )

@@ -54,7 +54,7 @@ def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
         return
     if name == "block_groups":
         for mode, ta, tb in [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)]:
-            yield {"MODE": mode, "TA": ta, "TB": tb, **kernel_block_tiles.GroupTile(2, 4, 3)._asdict()}
+            yield {"MODE": mode, "TA": ta, "TB": tb, **kernel_block_tiles.GroupTile(2, 4, 4)._asdict()}
         return
     if name == "block_samples":
         for ta, tb in [(0, 0), (0, 1), (1, 1)]:
