@@ -50,7 +50,8 @@ def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
     if name == "block_tiles":
         if itemsize == 2:
             for mode, ta, tb in [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0), (2, 0, 0), (2, 1, 1)]:
-                yield {"MODE": mode, "TA": ta, "TB": tb, **kernel_block_tiles.shape_of(mode)._asdict(), "SLOTS": 5}
+                tile = kernel_block_tiles.shape_of(mode)
+                yield {"MODE": mode, "TA": ta, "TB": tb, **tile._asdict(), "SLOTS": 5}
         return
     if name == "block_groups":
         for mode, ta, tb in [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)]:
