@@ -96,24 +96,23 @@ for (int s = 1 - STAGES; s < steps; s++) {
       fe += 1;
       next = other[first + min(fe, entries - 1)];
     }
-    const device T* ksource = kp + (count > 0 ? size_t(from + ar) * size_t(channels) + size_t(ac) : size_t(0));
-    const device T* vsource = vp + (count > 0 ? size_t(from + ar) * size_t(outs) + size_t(ac) : size_t(0));
-    threadgroup T* to = kv + put * STAGE + ac / 64 * PANEL;
-    TILE_UNROLL
-    for (int i = 0; i < BN; i += PASS) {
-      int r = ar + i;
-      bool there = r < count && ac < channels;
-      threadgroup T* at = to + group_at<64>(r, ac % 64);
-      if (wide) stage_zero16<false>(at, there ? ksource + size_t(i) * size_t(channels) : kp, there);
-      else stage_move(at, there ? ksource + size_t(i) * size_t(channels) : kp, there, false);
-    }
-    TILE_UNROLL
-    for (int i = 0; i < BN; i += PASS) {
-      int r = ar + i;
-      bool there = r < count && ac < outs;
-      threadgroup T* at = to + KSIZE + group_at<64>(r, ac % 64);
-      if (wide) stage_zero16<false>(at, there ? vsource + size_t(i) * size_t(outs) : vp, there);
-      else stage_move(at, there ? vsource + size_t(i) * size_t(outs) : vp, there, false);
+    bool kthere = ac < channels, vthere = ac < outs;
+    const device T* ksource = kp + (count > 0 && kthere ? size_t(from + ar) * size_t(channels) + size_t(ac) : size_t(0));
+    const device T* vsource = vp + (count > 0 && vthere ? size_t(from + ar) * size_t(outs) + size_t(ac) : size_t(0));
+    threadgroup T* to = kv + put * STAGE + (ac / 64 * PANEL + group_at<64>(ar, ac % 64)); // rows that a pass is apart lie alike
+    if (wide) {
+      TILE_UNROLL
+      for (int i = 0; i < BN; i += PASS)
+        stage_zero16<false>(to + i * 64, ksource + size_t(i) * size_t(channels), kthere && ar + i < count);
+      TILE_UNROLL
+      for (int i = 0; i < BN; i += PASS)
+        stage_zero16<false>(to + KSIZE + i * 64, vsource + size_t(i) * size_t(outs), vthere && ar + i < count);
+    } else {
+      STAGE_ROLLED
+      for (int i = 0; i < BN; i += PASS) {
+        stage_move(to + i * 64, ksource + size_t(i) * size_t(channels), kthere && ar + i < count, false);
+        stage_move(to + KSIZE + i * 64, vsource + size_t(i) * size_t(outs), vthere && ar + i < count, false);
+      }
     }
   }
   stage_close();

@@ -13,11 +13,11 @@
 //     dims = {groups, nnz, line size, other size, line extent, other extent, dense width, heads}: as of block_gemm.metal; entries
 // out: y T: (Z, H, M, N) or (Z, nnz, br, bc).
 // grid (groups, MODE 0: ceil(width / (NB * SIDE)), 1: ceil(width / (NA * SIDE)), 2: 1, Z); threads 32 * NA * NB
-// template: T; MODE, TA, TB; NA, NB, SIDE, BK, STAGES; KEEP: what is read stays in L1 (CUDA); EXACT (tile.h)
+// template: T; MODE, TA, TB; NA, NB, SIDE, SLOTS (pieces of a tile), BK, STAGES; KEEP: what is read stays in L1 (CUDA); EXACT (tile.h)
 constexpr int P = NA * NB;
 constexpr int NT = 32 * P;
 constexpr int VEC = 16 / int(sizeof(T));
-constexpr int NS = MODE == 2 ? P + 1 : NA + NB;
+constexpr int NS = SLOTS;
 constexpr int G = MODE == 0 ? NA : NB;
 constexpr int LDA = tile_ld<T>(TA ? SIDE : BK, TA != 0);
 constexpr int LDB = tile_ld<T>(TB ? BK : SIDE, TB == 0);

@@ -9,7 +9,8 @@
 //   group_mma_held<PANEL>(acc, held, b)   acc (16 x N) += held * B: K / 64 panels of N rows [n][k], PANEL elements apart
 //   group_apply<PANEL>(acc, p, v, ps)   acc (16 x D) += p (tile_mma<T, 16, K>, rounded to T) * V: D / 64 panels of K rows [k][n];
 //                    ps: threadgroup memory of this simdgroup, 16 x K, where GROUP_MEMORY
-//   group_turned<LD>(to, acc, row)   to[c * LD + row + r] = element (r, c) of acc, in threadgroup memory
+//   group_turned<LD, WIDE>(to, acc, row, first)   to[c * LD + row + r] = element (r, first + c) of acc for c < WIDE, in threadgroup
+//                    memory
 //   group_fence()    after a copy has landed and before the barrier: products may read it
 //   group_start(acc), group_close(), group_wait<N>(acc)   before the first product of a group, after its last, and until at most
 //                    N younger groups run. With N = 0 acc may be read.
@@ -69,14 +70,14 @@ METAL_FUNC void group_apply(thread tile_mma<T, 16, D, 0>& acc, thread tile_mma<T
   group_mma<K, true, false, PANEL>(acc, (const threadgroup T*)ps, v, 0);
   simdgroup_barrier(mem_flags::mem_threadgroup);
 }
-template <int LD, typename T, int N>
-METAL_FUNC void group_turned(threadgroup T* to, thread tile_mma<T, 16, N, 0>& acc, int row) {
+template <int LD, int WIDE, typename T, int N>
+METAL_FUNC void group_turned(threadgroup T* to, thread tile_mma<T, 16, N, 0>& acc, int row, int first) {
   TILE_UNROLL
   for (int i = 0; i < acc.ROWS; i++) {
     TILE_UNROLL
-    for (int j = 0; j < acc.COLS; j++) {
-      to[acc.col(j) * LD + row + acc.row(i)] = T(acc.get(i, j, 0));
-      to[(acc.col(j) + 1) * LD + row + acc.row(i)] = T(acc.get(i, j, 1));
+    for (int j = 0; j < WIDE / 8; j++) {
+      to[acc.col(j) * LD + row + acc.row(i)] = T(acc.get(i, first / 8 + j, 0));
+      to[(acc.col(j) + 1) * LD + row + acc.row(i)] = T(acc.get(i, first / 8 + j, 1));
     }
   }
 }

@@ -238,15 +238,15 @@ METAL_FUNC void group_apply(tile_mma<T, 16, D, 0>& acc, tile_mma<T, 16, 64, 0>& 
     group_step_held<1>(acc.c[0], a, pv + ulong(k * 128), T());
   }
 }
-template <int LD, typename T, int N> METAL_FUNC void group_turned(T* to, tile_mma<T, 16, N, 0>& acc, int row) {
+template <int LD, int WIDE, typename T, int N> METAL_FUNC void group_turned(T* to, tile_mma<T, 16, N, 0>& acc, int row, int first) {
 #if __CUDA_ARCH__ >= 900
   int l = int(tile_lane());
 #pragma unroll
-  for (int j = 0; j < N / 8; j += 2) {
+  for (int j = 0; j < WIDE / 8; j += 2) {
     uint f[4];
 #pragma unroll
     for (int h = 0; h < 4; h++)
-      f[h] = stage_pack(T(acc.c[0][j + h / 2][h % 2 * 2]), T(acc.c[0][j + h / 2][h % 2 * 2 + 1]));
+      f[h] = stage_pack(T(acc.c[0][first / 8 + j + h / 2][h % 2 * 2]), T(acc.c[0][first / 8 + j + h / 2][h % 2 * 2 + 1]));
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};"
                  ::"r"(tile_addr(to + ((j + l / 16) * 8 + l % 8) * LD + row + l / 8 % 2 * 8)), "r"(f[0]), "r"(f[1]), "r"(f[2]), "r"(f[3])
                  : "memory");

@@ -191,16 +191,24 @@ def _custom(
     on_gpu = device.type == mx.DeviceType.gpu
 
     def call(*inputs: mx.array) -> mx.array:
-        result: mx.array
         if traced(*inputs):
             return traceable(*inputs)
-        here.plain = on_gpu and not _seen.plain
-        try:
-            result = forward(*inputs)
-        finally:
-            here.plain = False
-        if on_gpu:
-            _hand_over(result)
-        return result
+        return _launched(forward, inputs) if on_gpu else forward(*inputs)
 
     return call
+
+
+def _launched(forward: Callable[..., mx.array], inputs: Sequence[mx.array]) -> mx.array:
+    """forward(*inputs) on a GPU, outside of all transformations."""
+    here.plain = not _seen.plain
+    try:
+        result = forward(*inputs)
+    finally:
+        here.plain = False
+    _hand_over(result)
+    return result
+
+
+def launched(forward: Callable[..., mx.array], *inputs: mx.array) -> mx.array | None:
+    """``forward(*inputs)``, launches alone, where nobody can ask for its gradients; else None."""
+    return None if traced(*inputs) else _launched(forward, inputs)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from .kernel_blocks import DDS, DSD, SDD, fp32_mode, grouped
 from .library import blocks, check_array, filled, on_cuda, ready
@@ -28,6 +29,11 @@ class BlockTile(NamedTuple):
     BK: int
     STAGES: int
     KEEP: int = 0
+    SLOTS: int = 0  # of sdd: pieces of a tile; 0: one more than places
+
+    @property
+    def kernel(self) -> str:
+        return "block_tiles"
 
     @property
     def threads(self) -> int:
@@ -39,11 +45,13 @@ class BlockTile(NamedTuple):
 
     def pieces(self, mode: int) -> int:
         """Pieces that a step copies."""
-        return self.NA * self.NB + 1 if mode == SDD else self.NA + self.NB
+        return self.SLOTS or self.NA * self.NB + 1 if mode == SDD else self.NA + self.NB
 
-    def lines(self, mode: int) -> int:
-        """Lines (of SIDE elements) whose lists a tile of dsd or dds merges."""
-        return self.NA if mode == DSD else self.NB
+    def reads(self, mode: int) -> tuple[int, int]:
+        """dsd and dds: 0, lines (of SIDE elements) whose lists are merged; sdd: places, and their pieces."""
+        if mode == SDD:
+            return self.NA * self.NB, self.pieces(mode)
+        return 0, self.NA if mode == DSD else self.NB
 
     def group_bytes(self, mode: int, ta: bool, tb: bool, itemsize: int) -> int:
         """Threadgroup memory; as the kernel counts it."""
@@ -69,6 +77,10 @@ class GroupTile(NamedTuple):
     BK: int = 64
 
     @property
+    def kernel(self) -> str:
+        return "block_groups"
+
+    @property
     def SIDE(self) -> int:
         return 64
 
@@ -80,13 +92,43 @@ class GroupTile(NamedTuple):
         """Elements of the dense axis."""
         return 64 * self.PARTS
 
-    def lines(self, mode: int) -> int:
-        """Lines (of 64 elements) whose lists are merged."""
-        return self.LINES
+    def reads(self, mode: int) -> tuple[int, int]:
+        """As of a BlockTile."""
+        return 0, self.LINES
 
     def group_bytes(self, mode: int, ta: bool, tb: bool, itemsize: int) -> int:
         """Threadgroup memory; as the kernel counts it."""
         return (self.STAGES * (self.LINES + self.PARTS) * 64 * self.BK + 512) * itemsize
+
+
+class SampleTile(NamedTuple):
+    """2 * EACH places of sdd in SLOTS pieces (kernels/block_samples.metal), two fours of simdgroups."""
+
+    EACH: int
+    SLOTS: int
+    STAGES: int
+    KEEP: int = 0
+    BK: int = 64
+
+    @property
+    def kernel(self) -> str:
+        return "block_samples"
+
+    @property
+    def SIDE(self) -> int:
+        return 64
+
+    @property
+    def threads(self) -> int:
+        return 256
+
+    def reads(self, mode: int) -> tuple[int, int]:
+        """As of a BlockTile."""
+        return 2 * self.EACH, self.SLOTS
+
+    def group_bytes(self, mode: int, ta: bool, tb: bool, itemsize: int) -> int:
+        """Threadgroup memory; as the kernel counts it."""
+        return (self.STAGES * self.SLOTS * 64 * self.BK + 512) * itemsize
 
 
 class TileLists(NamedTuple):
@@ -97,6 +139,28 @@ class TileLists(NamedTuple):
     block: mx.array
     other: mx.array
     groups: int
+    lengths: np.ndarray  # entries of each
+
+
+def turns(lengths: np.ndarray, times: int, threadgroups: int) -> np.ndarray:
+    """(rounds, threadgroups) int32: which of the len(lengths) * times tiles each computes, -1: none.
+
+    Tiles go round by round, as they are counted; in a round those with most entries to who had fewest.
+    """
+    tiles = len(lengths) * times
+    order = np.full((-(-tiles // threadgroups), threadgroups), -1, np.int32)
+    had = np.zeros(threadgroups, np.int64)
+    for turn, first in zip(order, range(0, tiles, threadgroups)):
+        some = np.arange(first, min(first + threadgroups, tiles))
+        taken = lengths[some % len(lengths)]
+        some, taken = (a[np.argsort(-taken, kind="stable")] for a in (some, taken))
+        who = np.argsort(had, kind="stable")[: len(some)]
+        turn[who] = some
+        had[who] += taken + OUTSIDE
+    return order
+
+
+OUTSIDE = 3  # entries that take as long as what a tile does beside them
 
 
 class Sizes(NamedTuple):
@@ -109,7 +173,7 @@ class Sizes(NamedTuple):
     other_extent: int
 
 
-Tile = BlockTile | GroupTile
+Tile = BlockTile | GroupTile | SampleTile
 
 
 def block_tile(mode: int, sizes: Sizes, width: int, items: int, dtype: mx.Dtype) -> Tile | None:
@@ -123,13 +187,23 @@ def block_tile(mode: int, sizes: Sizes, width: int, items: int, dtype: mx.Dtype)
         return None
     if sizes.size % 64 or sizes.other_size % 64:
         return None
-    if mode == SDD or not grouped() or "MLXSPARSE_BLOCK_TILES" in os.environ:
+    if not grouped() or "MLXSPARSE_BLOCK_TILES" in os.environ:
         return shape_of(mode)
+    if mode == SDD:
+        return sample_tile(sizes.nnz * (sizes.size // 64) * (sizes.other_size // 64))
     few = blocks(sizes.extent, 128) * blocks(width, 256) * items < CORES
-    return GroupTile(2, 2, 3) if few else GroupTile(2, 4, 4)
+    return GroupTile(2, 2, 5) if few else GroupTile(2, 4, 4)
 
 
 CORES = 132  # of an H100: fewer large tiles leave some without work
+SEARCHED = 1 << 14  # places up to which those that share most rows and columns are looked for
+
+
+def sample_tile(places: int) -> SampleTile:
+    """A tile of sdd for so many places of 64 x 64."""
+    if places > SEARCHED:
+        return SampleTile(4, 9, 3)
+    return SampleTile(4, 8, 3) if places >= 3 * CORES else SampleTile(2, 5, 2)
 
 
 def shape_of(mode: int) -> Tile | None:
@@ -138,10 +212,14 @@ def shape_of(mode: int) -> Tile | None:
     text = os.environ.get("MLXSPARSE_BLOCK_TILES")
     if text == "0":
         return None
+    if text and text.startswith("sample,") and mode == SDD:
+        return SampleTile(*(int(v) for v in text.split(",")[1:]))
     if text and text.startswith("group,") and mode != SDD:
         return GroupTile(*(int(v) for v in text.split(",")[1:]))
     if text:
-        lines, dense, bk, stages, keep = (int(v) for v in text.split(","))
+        lines, dense, bk, stages, keep, *slots = (int(v) for v in text.split(","))
+        if slots:
+            return BlockTile(lines, dense, 64, bk, stages, keep, *slots)
     elif mode == SDD:
         lines, dense, bk, stages, keep = 1, 4, 64, 2, 0
     else:
@@ -176,21 +254,33 @@ def block_tiles(
         shape = (batch, sizes.nnz, sizes.size, sizes.other_size)
     if 0 in shape or lists.groups == 0:
         return lambda *_: filled(shape, 0, dtype)
-    across = 1 if mode == SDD else blocks(width, tile.across(mode))
     fixed = tile._asdict()
+    more: list[int] = []
+    arrays: list[mx.array] = [*lists[:4]]
+    if isinstance(tile, SampleTile):
+        grid = (lists.groups, 1, batch)
+    else:
+        across = 1 if mode == SDD else blocks(width, tile.across(mode))
+        grid = (lists.groups, across, batch)
+        fixed["MODE"] = mode
+    if isinstance(tile, GroupTile):
+        each = lists.groups * across
+        grid = (min(CORES, each * batch), 1, 1)
+        order = turns(lists.lengths, across * batch, grid[0])
+        more = [grid[0], order.size, each, each * batch]
+        arrays.append(mx.array(order.reshape(-1)))
     if isinstance(tile, BlockTile):
-        fixed["EXACT"] = fp32_mode(dtype)
+        fixed |= {"EXACT": fp32_mode(dtype), "SLOTS": tile.pieces(mode)}
     run = ready(
-        "block_tiles" if isinstance(tile, BlockTile) else "block_groups",
-        [lists.groups, *sizes, width, heads, lists.other.size],
+        tile.kernel,
+        [lists.groups, *sizes, width, heads, lists.other.size, *more],
         [shape],
-        (lists.groups, across, batch),
+        grid,
         tile.threads,
         dtype=dtype,
         group_bytes=tile.group_bytes(mode, trans_a, trans_b, dtype.size),
-        MODE=mode,
         TA=int(trans_a),
         TB=int(trans_b),
         **fixed,
-    )
-    return lambda a, b: run([a, b, *lists[:4]])[0]
+    ).holding(*arrays)
+    return lambda a, b: run((a, b))[0]

@@ -45,10 +45,15 @@ KERNELS: dict[str, Kernel] = {
         ("T", "MODE", "TA", "TB", "BM", "BN", "WM", "WN", "SUB", "STAGES", "EXACT"),
     ),
     "block_groups": Kernel(
-        {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I, "other": _I}, {"y": _T}, (*_BLOCK, "group.h"),
+        {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I, "other": _I, "order": _I}, {"y": _T},
+        (*_BLOCK, "group.h"),
         ("T", "MODE", "TA", "TB", "LINES", "PARTS", "BK", "STAGES", "KEEP"), FLOATS[1:],
     ),
     "block_marks": Kernel({"k": _T, "v": _T, "keys": _F}, {"marks": _F}, ("block_scores.h",), ("T",)),
+    "block_samples": Kernel(
+        {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I, "other": _I}, {"y": _T}, (*_BLOCK, "group.h"),
+        ("T", "TA", "TB", "EACH", "SLOTS", "BK", "STAGES", "KEEP"), FLOATS[1:],
+    ),
     "block_softmax": Kernel(
         {"x": _T, "scale": _F, "bias": _F, "keys": _F, "pairs": _F, "q_ids": _I, "k_ids": _I,
          "ptr": _I, "cols": _I},
@@ -59,7 +64,7 @@ KERNELS: dict[str, Kernel] = {
     ),
     "block_tiles": Kernel(
         {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I, "other": _I}, {"y": _T}, _BLOCK,
-        ("T", "MODE", "TA", "TB", "NA", "NB", "SIDE", "BK", "STAGES", "KEEP", "EXACT"), FLOATS[1:],
+        ("T", "MODE", "TA", "TB", "NA", "NB", "SIDE", "SLOTS", "BK", "STAGES", "KEEP", "EXACT"), FLOATS[1:],
     ),
     "candidates": Kernel({"coords": _I}, {"sites": _I, "status": _U}),
     "compact": Kernel({"flags": _U, "places": _I}, {"rows": _I}),

@@ -34,6 +34,8 @@ def sdd(
     Raises ShapeError and DTypeError.
     """
     check_path(path)
+    if (found := _known("sdd", a, b, layout, trans_a, trans_b, path)) is not None:
+        return found
     _check_dense("a", a, layout)
     _check_dense("b", b, layout)
     check_same_dtype(a=a, b=b)
@@ -66,6 +68,8 @@ def dsd(
     """
     check_path(path)
     values, layout = _sparse("a", s, layout)
+    if (found := _known("dsd", values, b, layout, trans_a, trans_b, path)) is not None:
+        return found
     _check_dense("b", b, layout)
     check_values("a", values, layout, b.shape[0])
     check_same_dtype(a=values, b=b)
@@ -92,6 +96,8 @@ def dds(
     """
     check_path(path)
     values, layout = _sparse("b", s, layout)
+    if (found := _known("dds", a, values, layout, trans_a, trans_b, path)) is not None:
+        return found
     _check_dense("a", a, layout)
     check_values("b", values, layout, a.shape[0])
     check_same_dtype(a=a, b=values)
@@ -156,6 +162,15 @@ def as_layout(
     if block is None:
         raise ShapeError("a mask needs block=")
     return BlockLayout(as_layout_mask(layout), block, shape=shape)
+
+
+def _known(
+    mode: str, a: mx.array, b: mx.array, layout: BlockLayout, ta: bool, tb: bool, path: str | None
+) -> mx.array | None:
+    """The product where such a call was checked and made before, on a GPU; else None."""
+    if not isinstance(a, mx.array) or not isinstance(b, mx.array):
+        return None
+    return block_matmul.known(mode, a, b, layout.index, ta, tb, path)
 
 
 def _sparse(name: str, s: Sparse, layout: BlockLayout | None) -> tuple[mx.array, BlockLayout]:

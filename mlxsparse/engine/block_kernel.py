@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -69,11 +69,16 @@ def sdd_groups(index: BlockIndex, per_group: int, sub: int) -> Lines:
     return held
 
 
+def plan_of(mode: int, a: mx.array, b: mx.array, index: BlockIndex, ta: bool, tb: bool) -> Any:
+    """The launch of a product in large tiles that such a call made before; None: none, or not one launch."""
+    return index.plans.get((factory(), mode, ta, tb, a.dtype, a.shape, b.shape))
+
+
 def _tiled(
     mode: int, a: mx.array, b: mx.array, index: BlockIndex, by_row: bool, ta: bool, tb: bool
 ) -> mx.array | None:
     """A product in large tiles, None where it has none; all but the arrays is kept with the layout."""
-    key = (factory(), mode, ta, tb, a.dtype, *a.shape, *b.shape)
+    key = (factory(), mode, ta, tb, a.dtype, a.shape, b.shape)
     run = index.plans.get(key, index)
     if run is index:
         dense, turned = (b, tb) if mode == DSD else (a, ta != (mode == DDS))

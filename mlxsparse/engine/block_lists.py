@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..backend.kernel_block_tiles import BlockTile, Tile, TileLists
+from ..backend.kernel_block_tiles import SEARCHED, Tile, TileLists
 from ..backend.kernel_blocks import SDD
 from .block_index import BlockIndex, Side
+from .block_samples import sampled
 from .tables import integers
 
 ALIKE = 1 << 26  # pieces of lines x places up to which those that share blocks are looked for
@@ -15,22 +16,21 @@ ALIKE = 1 << 26  # pieces of lines x places up to which those that share blocks 
 def tile_lists(index: BlockIndex, side: Side, mode: int, tile: Tile) -> TileLists:
     """Lists of a product's tiles over the lines of `side`; kept."""
     made: tuple[np.ndarray, ...]
-    key: tuple[int, ...]
-    if isinstance(tile, BlockTile) and mode == SDD:
-        key = (mode, tile.SIDE, tile.NA * tile.NB)
-    else:
-        key = (mode, side.by_row, tile.SIDE, tile.lines(mode))
+    places, slots = tile.reads(mode)
+    key = (mode, side.by_row, tile.SIDE, places, slots)
     held: TileLists | None = index.groups.get(key)
     if held is None:
-        if isinstance(tile, BlockTile) and mode == SDD:
-            made = scattered(index, tile)
+        if not places:
+            made = merged(side, index.grid[0], tile.SIDE, slots)
+        elif slots > places and index.nnz * index.block[0] * index.block[1] > SEARCHED * tile.SIDE**2:
+            made = scattered(index, places, tile.SIDE)
         else:
-            made = merged(side, index.grid[0], tile.SIDE, tile.lines(mode))
+            made = sampled(index, places, slots, tile.SIDE)
         if mode == SDD:  # tiles that read most start first
             order = np.argsort(-(made[0] >= 0).sum(axis=1), kind="stable")
             made = tuple(a[order] for a in made)
         line, ptr, block, other = (integers(a.reshape(-1)) for a in made)
-        held = index.groups[key] = TileLists(line, ptr, block, other, len(made[0]))
+        held = index.groups[key] = TileLists(line, ptr, block, other, len(made[0]), np.diff(made[1]))
     return held
 
 
@@ -103,13 +103,13 @@ def _alike(sets: np.ndarray) -> np.ndarray:
     return np.array(found, np.int64)
 
 
-def scattered(index: BlockIndex, tile: BlockTile) -> tuple[np.ndarray, ...]:
-    """line (groups, P + 1), ptr, block and other (groups, P) of sdd: P places of stored blocks a tile.
+def scattered(index: BlockIndex, p: int, piece: int) -> tuple[np.ndarray, ...]:
+    """line (groups, P + 1), ptr, block and other (groups, P) of sdd: P = p places of piece x piece a tile.
 
     Of two neighbouring rows of pieces, P / 2 columns that both have make a tile; what is left makes tiles of
     P places of a row; the rest of both rows goes together where its pieces fit.
     """
-    p, (h, r, c), piece = tile.NA * tile.NB, index.grid, tile.SIDE
+    h, r, c = index.grid
     down, across = index.block[0] // piece, index.block[1] // piece
     cell = np.arange(index.nnz * down * across)
     block = cell // (down * across)

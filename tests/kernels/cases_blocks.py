@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import mlx.core as mx
 import numpy as np
@@ -84,15 +85,17 @@ def tiled(
     side: int = 16,
     steps: tuple[int, int] | None = None,
     group: tuple[int, ...] | None = None,
+    slots: int = 0,
 ) -> None:
     """One product in tiles against dense float64. shape: simdgroups of a tile; parts: pieces of a block.
 
-    plain: from arrays that are not aligned to 16 bytes. group: a tile of block_groups.metal.
+    plain: from arrays that are not aligned to 16 bytes. group: a GroupTile, of sdd a SampleTile.
     """
     code = {"sdd": kernel_blocks.SDD, "dsd": kernel_blocks.DSD, "dds": kernel_blocks.DDS}[mode]
-    tile: Any = kernel_block_tiles.BlockTile(*shape, side, *(steps or (64, 2)))
+    tile: Any = kernel_block_tiles.BlockTile(*shape, side, *(steps or (64, 2)), SLOTS=slots)
     if group:
-        tile, side = kernel_block_tiles.GroupTile(*group), 64
+        grouped = kernel_block_tiles.SampleTile if mode == "sdd" else kernel_block_tiles.GroupTile
+        tile, side = grouped(*group), 64
     block = (side * parts[0], side * parts[1])
     if mode != "sdd" and not group:  # the reduced axis of a block is a multiple of a step
         along = ta if mode == "dsd" else not tb
@@ -124,7 +127,9 @@ def tiled(
         index.nnz, lines.size, lines.other_size, lines.extent, lines.other_extent
     )
     lists = block_lists.tile_lists(index, lines, code, tile)
-    y = kernel_block_tiles.block_tiles(code, *operands, lists, sizes, ta, tb, heads, tile)(*operands)
+    with mock.patch.object(kernel_block_tiles, "CORES", 5):  # several tiles a threadgroup
+        run = kernel_block_tiles.block_tiles(code, *operands, lists, sizes, ta, tb, heads, tile)
+    y = run(*operands)
     wanted = oracle.block_matmul(mode, *exact, mask, block, (m, n), ta, tb)
     close(y, oracle.block_pack(wanted, mask, block) if mode == "sdd" else wanted, dtype)
 
@@ -199,7 +204,7 @@ def tiles_out_of_range(dtype: mx.Dtype) -> None:
                 ptr[1] = max(wrong, 2)
             else:
                 (block if which == "block" else other)[3 if which == "block" else 1] = wrong
-            lists = kernel_block_tiles.TileLists(*map(integers, ([0, 1], ptr, block, other)), 1)
+            lists = kernel_block_tiles.TileLists(*map(integers, ([0, 1], ptr, block, other)), 1, np.ones(1))
             y = kernel_block_tiles.block_tiles(
                 kernel_blocks.DSD, s, b, lists, sizes, False, False, 1, tile
             )(s, b)
@@ -212,7 +217,7 @@ def tiles_out_of_range(dtype: mx.Dtype) -> None:
         for at in range(3):
             line, cell, place = [0, 1, 1, -1, -1], [0, 1, -1, -1], [512, 513, 0, 0]
             (line, cell, place)[at][1] = wrong
-            lists = kernel_block_tiles.TileLists(*map(integers, (line, [2], cell, place)), 1)
+            lists = kernel_block_tiles.TileLists(*map(integers, (line, [2], cell, place)), 1, np.ones(1))
             y = kernel_block_tiles.block_tiles(
                 kernel_blocks.SDD, a, b, lists, sizes, False, False, 1, tile
             )(a, b)
@@ -318,14 +323,30 @@ for _name, _dtype in (("f16", mx.float16), ("bf16", mx.bfloat16)):
     for _mode in ("dsd", "dds"):
         for _ta in (False, True):
             for _tb in (False, True):
-                _tile = (2, 4, 4, int(_ta)) if LARGE else (2, 1, 3, int(_ta), 16)
+                _tile = (2, 4, 4, int(_ta)) if LARGE else (2, 1, 2, int(_ta), 16)
                 CASES[f"{_mode}_groups{'_ta' * _ta}{'_tb' * _tb}-{_name}"] = partial(
                     tiled, _dtype, _mode, _ta, _tb, heads=1, group=_tile
                 )
         CASES[f"{_mode}_groups_plain-{_name}"] = partial(
-            tiled, _dtype, _mode, False, False, plain=True, heads=1, group=(1, 2, 3, 0, sized(16, 64))
+            tiled, _dtype, _mode, False, False, plain=True, heads=1,
+            group=(1, 2, sized(2, 3), 0, sized(16, 64)),
         )
         CASES[f"{_mode}_groups_wide-{_name}"] = partial(
             tiled, _dtype, _mode, False, False, parts=(2, 2), heads=sized(1, 3),
-            group=(1, 2, 3, 0, sized(16, 64)),
+            group=(1, 2, sized(2, 3), 0, sized(16, 64)),
         )
+    for _ta in (False, True):
+        for _tb in (False, True):
+            CASES[f"sdd_samples{'_ta' * _ta}{'_tb' * _tb}-{_name}"] = partial(
+                tiled, _dtype, "sdd", _ta, _tb, heads=2,
+                group=(4, 8, 3, int(_ta)) if LARGE else (1, 3, 3, int(_ta), 16),
+            )
+    CASES[f"sdd_samples_plain-{_name}"] = partial(
+        tiled, _dtype, "sdd", False, False, plain=True, heads=1,
+        group=(2, 5, 4) if LARGE else (1, 3, 3, 0, 16),
+    )
+    CASES[f"sdd_samples_wide-{_name}"] = partial(
+        tiled, _dtype, "sdd", False, False, parts=(2, 2), heads=sized(1, 3),
+        group=(2, 5, 4) if LARGE else (1, 3, 3, 0, 16),
+    )
+CASES["sdd_tiles_slots-f16"] = partial(tiled, mx.float16, "sdd", False, False, (2, 2), (1, 2), slots=4)

@@ -1,13 +1,18 @@
-"""The lists of block_tiles.metal name every stored block once."""
+"""The lists of block_tiles, block_groups and block_samples name every stored block once."""
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxsparse.backend.kernel_block_tiles import BlockTile
+from mlxsparse.backend.kernel_block_tiles import turns
+from mlxsparse.engine import block_samples
 from mlxsparse.engine.block_lists import merged, scattered
+from mlxsparse.engine.block_samples import sampled
 
 from .cases_blocks import index_of
 
@@ -45,26 +50,33 @@ def test_merged(
 
 @settings(max_examples=80, deadline=None)
 @given(
-    st.integers(1, 3), st.integers(1, 7), st.integers(1, 12), st.sampled_from([0.0, 0.2, 0.6, 1.0]),
-    st.sampled_from([(1, 1), (2, 1), (1, 2)]), st.sampled_from([(1, 1), (1, 2), (2, 2), (2, 4)]),
-    st.integers(0, 99),
+    st.integers(1, 3), st.integers(1, 7), st.integers(1, 12),
+    st.sampled_from([0.0, 0.2, 0.6, 1.0]), st.sampled_from([(1, 1), (2, 1), (1, 2)]),
+    st.sampled_from([(1, 2), (2, 3), (4, 5), (4, 4), (8, 9), (8, 8), (8, 6)]),
+    st.booleans(), st.integers(0, 99),
 )  # fmt: skip
-def test_scattered(
+def test_places_of_sdd(
     heads: int,
     rows: int,
     cols: int,
     density: float,
     parts: tuple[int, int],
     shape: tuple[int, int],
+    near: bool,
     seed: int,
 ) -> None:
     mask = np.random.default_rng(seed).random((heads, rows, cols)) < density
     block = (8 * parts[0], 8 * parts[1])
     index = index_of(mask, block, (rows * block[0], cols * block[1]))
-    line, above, cell, place = scattered(index, BlockTile(*shape, 8, 16, 2))
+    with mock.patch.object(block_samples, "SPAN", 4):
+        line, above, cell, place = sampled(index, *shape, 8) if near else scattered(index, shape[0], 8)
+    if near:
+        assert line.shape[1] == shape[1] and cell.shape[1] == shape[0]
     units, found = rows * parts[0], []
     for group in range(len(line)):
-        assert ((above[group] == 1) | (above[group] == 2)) and (cell[group] >= 0).any()
+        assert (near or above[group] in (1, 2)) and (cell[group] >= 0).any()
+        used = {int(p) for c, at in zip(cell[group], place[group]) if c >= 0 for p in (at % 256, at // 256)}
+        assert used == set(np.flatnonzero(line[group] >= 0)), "every piece is read for something"
         for c, at in zip(cell[group], place[group]):
             if c >= 0:
                 left, right = line[group, at % 256], line[group, at // 256]
@@ -79,10 +91,38 @@ def test_scattered(
     assert sorted(found) == sorted(wanted)
 
 
-def test_tiles_are_full() -> None:
-    """Half of 64 x 64 blocks: nearly all tiles have eight places, of few pieces."""
+@pytest.mark.parametrize("density, most", [(0.5, 0.81), (0.25, 0.86), (0.1, 1.0)])
+def test_tiles_are_full(density: float, most: float) -> None:
+    """64 x 64 blocks: nearly all tiles have eight places, of few pieces."""
+    mask = np.random.default_rng(0).random((1, 64, 64)) < density
+    index = index_of(mask, (64, 64), (4096, 4096))
+    line, _, cell, _ = sampled(index, 8, 8, 64)
+    assert (cell >= 0).mean() > 0.93
+    assert (line >= 0).sum() < most * index.nnz  # a row of eight has 9 pieces, two rows of four have 6
+
+
+def test_tiles_of_large_layouts_are_full() -> None:
     mask = np.random.default_rng(0).random((1, 64, 64)) < 0.5
     index = index_of(mask, (64, 64), (4096, 4096))
-    line, _, cell, _ = scattered(index, BlockTile(2, 4, 64, 32, 4))
+    line, _, cell, _ = scattered(index, 8, 64)
     assert (cell >= 0).mean() > 0.9
-    assert (line >= 0).sum() < index.nnz  # a row of eight blocks alone has 9 pieces, two rows of four have 6
+    assert (line >= 0).sum() < index.nnz
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.integers(1, 5), st.integers(1, 7))
+def test_turns(lengths: list[int], times: int, threadgroups: int) -> None:
+    """Every tile once, those of a round before those of the next; a threadgroup has no gaps."""
+    order = turns(np.array(lengths), times, threadgroups)
+    tiles = len(lengths) * times
+    assert sorted(order[order >= 0]) == list(range(tiles))
+    assert ((order >= 0).sum(axis=1)[:-1] == threadgroups).all()
+    for i, turn in enumerate(order):
+        assert (turn[turn >= 0] // threadgroups == i).all()
+
+
+def test_turns_are_even() -> None:
+    lengths = np.sort(np.random.default_rng(0).integers(6, 16, 32))[::-1]
+    order = turns(lengths, 16, 128)
+    whole = lengths[order % 32].sum(axis=0)
+    assert whole.max() - whole.min() <= 4

@@ -22,7 +22,7 @@ WHEELS = "nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl"
 ARCHITECTURES = ("sm_80", "sm_90a")
 SIZES = 32  # at least as many as any kernel has
 LARGE = (
-    "block_flash", "block_flash_groups", "block_groups", "block_tiles", "conv_tiles",
+    "block_flash", "block_flash_groups", "block_groups", "block_samples", "block_tiles", "conv_tiles",
     "conv_tiles_grad",
 )  # in threadgroup memory  # fmt: skip
 
@@ -50,11 +50,16 @@ def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
     if name == "block_tiles":
         if itemsize == 2:
             for mode, ta, tb in [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0), (2, 0, 0), (2, 1, 1)]:
-                yield {"MODE": mode, "TA": ta, "TB": tb, **kernel_block_tiles.shape_of(mode)._asdict()}
+                tile = kernel_block_tiles.shape_of(mode)
+                yield {"MODE": mode, "TA": ta, "TB": tb, **tile._asdict(), "SLOTS": 5}
         return
     if name == "block_groups":
         for mode, ta, tb in [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)]:
             yield {"MODE": mode, "TA": ta, "TB": tb, **kernel_block_tiles.GroupTile(2, 4, 4)._asdict()}
+        return
+    if name == "block_samples":
+        for ta, tb in [(0, 0), (0, 1), (1, 1)]:
+            yield {"TA": ta, "TB": tb, **kernel_block_tiles.SampleTile(4, 8, 3)._asdict()}
         return
     if name == "block_flash_groups":
         for groups, terms in itertools.product((1, 2), ((0, 0), (0, 1), (1, 1))):
