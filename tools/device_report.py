@@ -118,7 +118,8 @@ def main() -> int:
         for line in machine():
             write(line)
         with concurrent.futures.ThreadPoolExecutor(max(1, min(12, (os.cpu_count() or 2) - 2))) as pool:
-            for told, bad in pool.map(outcome, commands()):
+            for done in concurrent.futures.as_completed([pool.submit(outcome, c) for c in commands()]):
+                told, bad = done.result()
                 write(told)
                 failed += bad
         write("\n== timings")
