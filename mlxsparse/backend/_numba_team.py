@@ -20,9 +20,12 @@ _X86 = platform.machine() in ("x86_64", "AMD64")
 
 # Words of the board, each on cache lines of its own.
 TURN, OPEN, NEXT, LAST, INSIDE, ASLEEP, HELD, STOP, JOB = range(0, 144, 16)
-ARGUMENTS, PARTS, HELPERS, SPINS = JOB + 1, JOB + 2, JOB + 3, JOB + 4  # read together with JOB
+ARGUMENTS, PARTS, HELPERS, REST = JOB + 1, JOB + 2, JOB + 3, JOB + 4  # the first three go with JOB
 LOCK, WAIT, WAKE, UNLOCK, YIELD, MUTEX, CONDITION = range(JOB + 5, JOB + 12)  # addresses; they never change
 WORDS = 144
+SOON = 2_000  # looks for the end of others' parts before the core is offered to others: about 0.05 ms
+LATE = 2_000_000  # cycles, besides four times what a part takes
+ALONE = 60  # jobs without workers after one that came late: a few forwards of a network
 
 
 def _word(builder: Any, board: Any, index: Any) -> Any:
@@ -89,6 +92,19 @@ def _pause(context: Any) -> Any:
 
 
 @intrinsic
+def _cycles(context: Any) -> Any:
+    """Of the processor, and 0 where a program may not count them."""
+
+    def generate(target: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if not _X86:
+            return _I64(0)
+        kind = ir.FunctionType(_I64, [])
+        return builder.call(builder.module.declare_intrinsic("llvm.readcyclecounter", (), kind), [])
+
+    return types.int64(), generate
+
+
+@intrinsic
 def _pointer(context: Any, address: Any) -> Any:
     def generate(target: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
@@ -123,14 +139,16 @@ def compile_job(function: Any) -> Any:
 
 
 @njit(nogil=True, error_model="numpy")
-def _take_parts(board: int, job: int, arguments: int, parts: int, owner: bool) -> None:
-    """The owner takes parts from the first on, workers from the last: what is theirs stays in its cache."""
-    place = 0
+def _take_parts(board: int, job: int, arguments: int, parts: int, owner: bool) -> int:
+    """The owner takes parts from the first on, workers from the last: what is theirs stays in its cache.
+
+    Returns how many of them.
+    """
+    taken = 0
     while _add(board, NEXT, 1) < parts:  # type: ignore[call-arg]
-        if not owner:
-            place = parts - 1 - _add(board, LAST, 1)
-        _call(job, arguments, place)
-        place += 1
+        _call(job, arguments, taken if owner else parts - 1 - _add(board, LAST, 1))
+        taken += 1
+    return taken
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -144,6 +162,12 @@ def share(board: int, job: int, arguments: int, parts: int, helpers: int, wake: 
             _call(job, arguments, part)  # type: ignore[call-arg]
         return
     place = words(board, WORDS)
+    if place[REST] > 0:
+        place[REST] -= 1
+        _store(board, HELD, 0)
+        for part in range(parts):
+            _call(job, arguments, part)
+        return
     place[JOB], place[ARGUMENTS], place[PARTS], place[HELPERS] = job, arguments, parts, helpers
     _store(board, NEXT, 0)
     _store(board, LAST, 0)
@@ -151,14 +175,18 @@ def share(board: int, job: int, arguments: int, parts: int, helpers: int, wake: 
     _add(board, TURN, 1)
     if wake and _load(board, ASLEEP):
         _rouse(board)
-    _take_parts(board, job, arguments, parts, True)
+    start = _cycles()
+    taken = _take_parts(board, job, arguments, parts, True)
+    end = _cycles()
     _store(board, OPEN, 0)
     tries = 0
     while _load(board, INSIDE):
         _pause()
         tries += 1
-        if tries > 2000:  # a worker that has a part may wait for this very core
+        if tries > SOON:  # a worker that has a part may wait for this very core
             _call(place[YIELD], 0, 0)
+    if taken and _cycles() - end > LATE + 4 * (end - start) // taken:
+        place[REST] = ALONE  # another program has the core of a worker
     _store(board, HELD, 0)
 
 
