@@ -84,10 +84,6 @@ KERNELS: dict[str, Kernel] = {
     "coord_hash_lookup": Kernel(
         {"coords": _I, "table": _U, "cells": _U, "queries": _I}, {"rows": _I}, _HASH
     ),
-    "digit_counts": Kernel({"keys": _U}, {"counts": _U}, ("digits.h",)),
-    "digit_places": Kernel(
-        {"keys": _U, "rows": _I, "counts": _U}, {"sorted": _U, "order": _I}, ("digits.h",)
-    ),
     "flip_map": Kernel({"nbr": _I}, {"back": _I}),
     "gather_sum": Kernel(
         {"x": _T, "nbr": _I, "weight": _F, "before": _F, "after": _F}, {"y": _T}, _ROWS, ("T",)

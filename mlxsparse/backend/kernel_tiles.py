@@ -17,7 +17,6 @@ import numpy as np
 
 from ..errors import CapacityError, ShapeError
 from .kernel_conv import fp32_mode
-from .kernel_sort import places as sorted_places
 from .library import (
     MAX_THREADS,
     Factory,
@@ -126,7 +125,7 @@ def tap_tiles(
             bit, window = tap_order(size if size is not None and whole else (taps,), active)
             groups = (blocks(m, MAX_THREADS), 1, 1)
             keys = launch("tap_keys", [nbr, bit], [m, taps, window, int(by_row)], [(m,)], groups)[0]
-        order = sorted_places(keys)
+        order = mx.argsort(keys).view(mx.int32)
     ordered = (places // 32, taps, 32) if grouped else (taps, places)
     steps = (32 * taps, 32) if grouped else (32, places)
     shapes = [ordered, (places,), (places // 32, words)]

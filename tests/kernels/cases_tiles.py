@@ -7,7 +7,6 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
-from mlxsparse.backend import kernel_sort
 from mlxsparse.backend import kernel_tiles as tiles
 from mlxsparse.backend.library import launch
 from mlxsparse.backend.tile_shapes import Tile, chosen
@@ -219,19 +218,7 @@ def by_row() -> None:
             equal(b, np.array(a), f"{taps} taps")
 
 
-def sorted_by_digits() -> None:
-    """Keys of all digits, of few and of one; equal keys stay as they lie."""
-    for n in (1, 31, 4095, 4097, sized(9000, 1_000_000)):
-        some = rng(n).integers(0, 2**32, n, dtype=np.uint32)
-        few = some >> np.uint32(27) << np.uint32(27)
-        for keys in (some, some & np.uint32(0xFF00), few, some | ~np.uint32(0)):
-            got = kernel_sort.places_by_digits(mx.array(keys))
-            equal(got, np.argsort(keys, kind="stable"), f"order of {n}")
-
-
-CASES: dict[str, Case] = {
-    f.__name__: f for f in (sort_keys, wild_order, by_row, sorted_by_digits)
-}
+CASES: dict[str, Case] = {f.__name__: f for f in (sort_keys, wild_order, by_row)}
 for _name, _dtype in DTYPES.items():
     for _shape, _options in SHAPES.items():
         if _name != "f32" and not LARGE and _shape in FLOAT32:
