@@ -343,10 +343,10 @@ for _name, _dtype in (("f16", mx.float16), ("bf16", mx.bfloat16)):
             )
     CASES[f"sdd_samples_plain-{_name}"] = partial(
         tiled, _dtype, "sdd", False, False, plain=True, heads=1,
-        group=(2, 5, 4) if LARGE else (1, 3, 3, 0, 16),
+        group=(2, 4, 6) if LARGE else (1, 3, 3, 0, 16),
     )
     CASES[f"sdd_samples_wide-{_name}"] = partial(
         tiled, _dtype, "sdd", False, False, parts=(2, 2), heads=sized(1, 3),
-        group=(2, 5, 4) if LARGE else (1, 3, 3, 0, 16),
+        group=(2, 4, 6) if LARGE else (1, 3, 3, 0, 16),
     )
 CASES["sdd_tiles_slots-f16"] = partial(tiled, mx.float16, "sdd", False, False, (2, 2), (1, 2), slots=4)

@@ -58,8 +58,8 @@ def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
             yield {"MODE": mode, "TA": ta, "TB": tb, **kernel_block_tiles.GroupTile(2, 4, 4)._asdict()}
         return
     if name == "block_samples":
-        for ta, tb in [(0, 0), (0, 1), (1, 1)]:
-            yield {"TA": ta, "TB": tb, **kernel_block_tiles.SampleTile(4, 8, 3)._asdict()}
+        for places, (ta, tb) in itertools.product((1024, 2048), [(0, 0), (0, 1), (1, 1)]):
+            yield {"TA": ta, "TB": tb, **kernel_block_tiles.sample_tile(places)._asdict()}
         return
     if name == "block_flash_groups":
         for groups, terms in itertools.product((1, 2), ((0, 0), (0, 1), (1, 1))):
