@@ -41,7 +41,7 @@ PRECISIONS = {  # name -> (dtype, MLXSPARSE_FP32)
     "fp32 exact": (mx.float32, "exact"),
 }
 Result = dict[str, float]
-measure = functools.partial(gpu_cases.measure, peak=mx.get_peak_memory)
+measure = functools.partial(gpu_cases.measure, peak=mx.get_peak_memory, reset=mx.reset_peak_memory)
 
 
 def wait(result: Any) -> None:

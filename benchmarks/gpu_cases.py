@@ -17,15 +17,18 @@ def measure(
     calls: int = 20,
     chain: Callable[[int], Any] | None = None,
     peak: Callable[[], int] | None = None,
+    reset: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """Milliseconds: median of synchronised calls, and mean of a chain of them inside one wait.
 
     wait(result) returns when the device has it. chain(n) makes n calls of which each needs the one before;
-    default: n independent ones. peak(): the device's largest use of memory in bytes, read after the
-    synchronised calls ("peak MiB"), as a chain may hold the results of many calls.
+    default: n independent ones. peak(): the device's largest use of memory in bytes since reset(), with all
+    that the case holds, of the synchronised calls ("peak MiB"): a chain may hold the results of many calls,
+    and first calls choose and build what later ones use.
     """
     for _ in range(3):
         wait(run())
+    reset()
     single = []
     for _ in range(calls):
         start = time.perf_counter()

@@ -37,9 +37,9 @@ def report(name, run, calls=20, chain=None):
     if ONLY not in name:
         return
     torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
+    cuda = torch.cuda
     try:
-        found = measure(run, wait, calls, chain, torch.cuda.max_memory_allocated)
+        found = measure(run, wait, calls, chain, cuda.max_memory_allocated, cuda.reset_peak_memory_stats)
     except Exception as error:
         print(f"{name}: {error}", file=sys.stderr)
         return
@@ -130,44 +130,53 @@ def run_cloud(name, coords):
                 index, batch, shape, ConvAlgo.MaskImplicitGemm, *arguments, subm=True, is_train=False
             ),
         )
+    # Functions of their own: what a case leaves behind would be in the peaks of the next.
     for c in CHANNELS:
-        feats, ct = rand(n, c), rand(n, c)
-        conv = sp.SubMConv3d(c, c, 3, bias=False, indice_key="k").cuda().to(DTYPE)
-        with torch.no_grad():
-            x = tensor(feats)
-            known = conv(x).indice_dict
-            x.indice_dict = known
-
-            def chain(times, conv=conv, x=x):
-                y = x
-                for _ in range(times):
-                    y = conv(y)
-                return y
-
-            report(f"{name} {PRECISION} subm{c}, map cached", lambda conv=conv, x=x: conv(x), chain=chain)
-            if c == 32:
-                both = lambda conv=conv, feats=feats: conv(tensor(feats))  # noqa: E731
-                report(f"{name} {PRECISION} map+subm32", both, 10)
-        leaf = feats.clone().requires_grad_(True)
-        known = conv(tensor(leaf)).indice_dict
-
-        def step(conv=conv, leaf=leaf, ct=ct, known=known):
-            x = tensor(leaf)
-            x.indice_dict = known
-            conv(x).features.backward(ct)
-            leaf.grad = conv.weight.grad = None
-
-        report(f"{name} {PRECISION} subm{c}, map cached, forward and both gradients", step, 10)
-    feats = rand(n, 64)
+        convolution(name, n, c, tensor, rand)
     if PRECISION != "tf32":
-        with torch.no_grad():
-            for k, p in ((2, 0), (3, 1)):
-                conv = sp.SparseConv3d(64, 64, k, 2, p, bias=False).cuda().to(DTYPE)
-                report(f"{name} {PRECISION} conv k{k}s2 map+conv", lambda conv=conv: conv(tensor(feats)), 10)
-            pool = sp.SparseMaxPool3d(2, 2).cuda()
-            report(f"{name} {PRECISION} maxpool k2s2 map+pool", lambda: pool(tensor(feats)), 10)
+        created(name, n, tensor, rand)
     if PRECISION == "fp16":
         network(name, n, tensor, rand)
+
+
+def convolution(name, n, c, tensor, rand):
+    feats = rand(n, c)
+    conv = sp.SubMConv3d(c, c, 3, bias=False, indice_key="k").cuda().to(DTYPE)
+    with torch.no_grad():
+        x = tensor(feats)
+        known = conv(x).indice_dict
+        x.indice_dict = known
+
+        def chain(times):
+            y = x
+            for _ in range(times):
+                y = conv(y)
+            return y
+
+        report(f"{name} {PRECISION} subm{c}, map cached", lambda: conv(x), chain=chain)
+        if c == 32:
+            report(f"{name} {PRECISION} map+subm32", lambda: conv(tensor(feats)), 10)
+    x = known = None
+    ct, leaf = rand(n, c), feats.requires_grad_(True)
+    known = conv(tensor(leaf)).indice_dict
+
+    def step():
+        x = tensor(leaf)
+        x.indice_dict = known
+        conv(x).features.backward(ct)
+        leaf.grad = conv.weight.grad = None
+
+    report(f"{name} {PRECISION} subm{c}, map cached, forward and both gradients", step, 10)
+
+
+def created(name, n, tensor, rand):
+    feats = rand(n, 64)
+    with torch.no_grad():
+        for k, p in ((2, 0), (3, 1)):
+            conv = sp.SparseConv3d(64, 64, k, 2, p, bias=False).cuda().to(DTYPE)
+            report(f"{name} {PRECISION} conv k{k}s2 map+conv", lambda conv=conv: conv(tensor(feats)), 10)
+        pool = sp.SparseMaxPool3d(2, 2).cuda()
+        report(f"{name} {PRECISION} maxpool k2s2 map+pool", lambda: pool(tensor(feats)), 10)
 
 
 def network(name, n, tensor, rand):
@@ -186,6 +195,7 @@ def network(name, n, tensor, rand):
 
         report(f"{name} fp16 MinkUNet inference, maps cached", cached, 10)
     net.train()
+    known = None
     labels = torch.randint(0, CLASSES, (n,), device="cuda")
     optimizer = torch.optim.SGD(net.parameters(), 1e-3)
 

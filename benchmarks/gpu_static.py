@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,11 +13,13 @@ import mlx.optimizers
 import numpy as np
 
 import mlxsparse as ms
-from benchmarks.gpu_cases import BLOCKS, CLASSES, IN_CHANNELS, LEVELS, measure
+from benchmarks import gpu_cases
+from benchmarks.gpu_cases import BLOCKS, CLASSES, IN_CHANNELS, LEVELS
 from mlxsparse.models.minkunet import MinkUNet, ModelArgs
 
 FRAMES = 50
 Result = dict[str, float]
+measure = functools.partial(gpu_cases.measure, peak=mx.get_peak_memory, reset=mx.reset_peak_memory)
 
 
 def wait(result: Any) -> None:
