@@ -13,8 +13,8 @@ from mlxsparse.backend import tuning
 from mlxsparse.cli import tune
 from mlxsparse.cli.main import main
 from mlxsparse.errors import CheckpointError, MLXSparseError
-from tests.test_static import kernels as kernels
-from tests.test_static import needs_kernels, tensor, weight
+from tests.static_cases import kernels as kernels
+from tests.static_cases import needs_kernels, tensor, weight
 
 pytestmark = needs_kernels
 

@@ -1,0 +1,14 @@
+"""Operators compiled with static capacity: the first third, as MLX compiles anew for each on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from .static_cases import OPERATORS, check_operator, needs_kernels
+from .static_cases import kernels as kernels
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", list(OPERATORS)[0::3])
+def test_operators_compiled_are_the_eager_ones(kernels, name):
+    check_operator(name)
