@@ -1,11 +1,13 @@
 // Convolution over ordered rows (tap_tiles): y[o] = bias + sum over taps t of W[t] x[nbr[t, o]], fp32 sums.
 // A tile is BM places; only taps that one of its rows has are computed.
-// in: x[N, RED] T, weight[OUT, K, RED] T, bias[OUT] float32, nbr[K * P], rows[P], masks[P / 32, words of 32 taps] (tap_tiles)
-//     dims = {N, M, P, K, RED, OUT, has bias, active, plain, G, S (of tap_tiles)}; RED is a multiple of 16 bytes
-//     plain: as if x were not aligned to 16 bytes
+// in: x[N, RED] T, weight[OUT, K, RED] T, bias[OUT] float32, nbr[K * P], rows[P], masks[P / 32, words of 32 taps] (tap_tiles),
+//     norm[2, OUT] float32 (norm_line), add[M, OUT] T
+//     dims = {N, M, P, K, RED, OUT, has bias, active, plain, G, S (of tap_tiles), relu, has add}; RED is a multiple of 16 bytes
+//     plain: as if x were not aligned to 16 bytes; FINISH: what a norm of fixed statistics makes of it: y * norm[0] + norm[1],
+//     plus `add`, and 0 where that is less, of y as it would be without (norm_fixed)
 // out: y[M, OUT] T; rows at and past `active` are 0.   grid (32 WM WN * P / BM, ceil(OUT / BN), 1)
 // template: T; BM, BN, BK tile sizes; WM x WN simdgroups; STAGES >= 2 buffers; KEEP: 1 x, 2 weight, 3 both stay in L1
-//     (CUDA); EXACT (tile.h)
+//     (CUDA); EXACT (tile.h); FINISH
 constexpr int NT = 32 * WM * WN;
 constexpr int VEC = 16 / int(sizeof(T));
 constexpr int LDA = tile_ld<T>(BK, false);
@@ -139,13 +141,16 @@ if (fast && FITS) { // results go through threadgroup memory, so that whole rows
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   int c = col0 + tid % OC * VEC;
+  conv_finish<T, FINISH ? VEC : 0> finish;
+  finish.begin(norm, add, dims, OUT, c);
   TILE_UNROLL
   for (int i = 0; i < ON; i++) {
     int o = to_row[i];
     bool live = o < dims[7];
     if (o >= 0 && o < rows_out) {
       device T* to = y + size_t(o) * size_t(OUT) + size_t(c);
-      const threadgroup T* at = As + (tid / OC + i * OR) * LDO + tid % OC * VEC;
+      threadgroup T* at = As + (tid / OC + i * OR) * LDO + tid % OC * VEC;
+      if (live) finish.row(at, o);
       if (OUT % VEC == 0) {
         if (c < OUT) tile_row16(to, at, live);
       } else {
@@ -173,6 +178,10 @@ if (fast && FITS) { // results go through threadgroup memory, so that whole rows
           if (c < OUT) first += bias[c];
           if (c + 1 < OUT) second += bias[c + 1];
         }
+        if (FINISH && live) {
+          if (c < OUT) first = conv_finish_value(first, norm, add, dims, OUT, c, o);
+          if (c + 1 < OUT) second = conv_finish_value(second, norm, add, dims, OUT, c + 1, o);
+        }
         if (!live) first = second = 0.0f;
         if (c + 1 < OUT) tile_put2(to + c, first, second, even);
         else if (c < OUT) to[c] = T(first);
@@ -193,6 +202,7 @@ if (!fast) {
                    float(weight[(c * K + t) * RED + r]);
       }
       if (dims[6] != 0) sum += bias[c];
+      if (FINISH && o < dims[7]) sum = conv_finish_value(sum, norm, add, dims, OUT, c, o);
       y[size_t(o) * size_t(OUT) + size_t(c)] = T(o < dims[7] ? sum : 0.0f);
     }
   }

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from .library import MAX_THREADS, SMALL, blocks, ready
+from .library import MAX_THREADS, SMALL, Factory, Launch, blocks, factory, ready
 
 PASSES = 4  # rows that a thread takes
 FIT = 3  # threadgroups that one core shall hold
@@ -33,7 +33,7 @@ def fixed_norm(
     values = 16 // dtype.size
     lanes = min(blocks(channels, values), 32)
     rows = MAX_THREADS // lanes * PASSES
-    bits = struct.unpack("<i", struct.pack("<f", eps))[0]
+    bits = _bits(eps)
     call = ready(
         "norm_fixed" if parameters == dtype else "norm_fixed32",
         [n, channels, active, bits, int(relu), int(added), rows],
@@ -42,7 +42,7 @@ def fixed_norm(
         dtype=dtype,
         fit=FIT,
     )
-    nothing = _nothing(dtype)
+    nothing = nothing(dtype)
 
     def run(
         x: mx.array, mean: mx.array, var: mx.array, weight: mx.array, bias: mx.array, *add: mx.array
@@ -53,6 +53,25 @@ def fixed_norm(
 
 
 @functools.cache
-def _nothing(dtype: mx.Dtype) -> mx.array:
+def nothing(dtype: mx.Dtype) -> mx.array:
     """What stands for the array that is added."""
     return mx.array([0.0] * SMALL, dtype=dtype)
+
+
+def line(
+    mean: mx.array, var: mx.array, weight: mx.array, bias: mx.array, eps: float
+) -> mx.array:
+    """What such a norm multiplies and adds, (2, C) float32; its parameters (C,) have one dtype."""
+    return _line(factory(), mean.shape[0], mean.dtype, eps)([mean, var, weight, bias])[0]
+
+
+@functools.lru_cache(maxsize=256)
+def _line(make: Factory, channels: int, dtype: mx.Dtype, eps: float) -> Launch:
+    groups = (blocks(channels, MAX_THREADS), 1, 1)
+    return ready("norm_line", [channels, _bits(eps)], [(2, channels)], groups, dtype=dtype)
+
+
+def _bits(value: float) -> int:
+    """A float32 as the integer of its bits."""
+    found: int = struct.unpack("<i", struct.pack("<f", value))[0]
+    return found

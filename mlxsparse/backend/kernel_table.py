@@ -71,10 +71,10 @@ KERNELS: dict[str, Kernel] = {
     "conv": Kernel({"x": _T, "weight": _T, "bias": _F, "nbr": _I}, {"y": _T}, ("tile.h",), ("T", "EXACT")),
     "conv_weight_grad": Kernel({"ct": _T, "x": _T, "nbr": _I}, {"parts": _F}, ("tile.h",), ("T", "EXACT")),
     "conv_tiles": Kernel(
-        {"x": _T, "weight": _T, "bias": _F, "nbr": _I, "rows": _I, "masks": _U},
+        {"x": _T, "weight": _T, "bias": _F, "nbr": _I, "rows": _I, "masks": _U, "norm": _F, "add": _T},
         {"y": _T},
-        ("tile.h",),
-        ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES", "KEEP"),
+        ("tile.h", "norm.h", "finish.h"),
+        ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES", "KEEP", "FINISH"),
     ),
     "conv_tiles_grad": Kernel(
         {"ct": _T, "x": _T, "nbr": _I, "rows": _I, "masks": _U},
@@ -106,6 +106,9 @@ KERNELS: dict[str, Kernel] = {
     "norm_fixed32": Kernel(
         {"x": _T, "add": _T, "mean": _F, "var": _F, "weight": _F, "bias": _F}, {"y": _T}, _FIXED, ("T",),
         FLOATS[1:],
+    ),
+    "norm_line": Kernel(
+        {"mean": _T, "var": _T, "weight": _T, "bias": _T}, {"line": _F}, (), ("T",)
     ),
     "norm_grad": Kernel({"x": _T, "ct": _T, "coef": _F, "slopes": _F}, {"dx": _T}, _NORM, ("T",)),
     "norm_moments": Kernel({"x": _T}, {"parts": _F}, _NORM, ("T",)),

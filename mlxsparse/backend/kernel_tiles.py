@@ -201,6 +201,13 @@ def _turn_call(make: Factory, dtype: mx.Dtype, outs: int, taps: int, red: int, f
     )
 
 
+class Finish(NamedTuple):
+    """A norm by statistics that are given, of the result: norm_fixed of kernel_fixed.py."""
+
+    relu: bool
+    added: bool  # another array is added before
+
+
 def product(
     x: Sequence[int],
     w: Sequence[int],
@@ -210,10 +217,12 @@ def product(
     *,
     active: int | mx.array | None = None,
     plain: bool = False,
+    finish: Finish | None = None,
 ) -> Callable[..., mx.array]:
     """`forward` of arrays of these shapes and dtype, as a function of x, w and bias for many calls.
 
-    w: the array itself may have several axes of taps.
+    w: the array itself may have several axes of taps. finish: what follows in the same pass; the function
+    then takes line (2, Co) float32 (kernel_fixed.line) and what is added (M, Co) as well.
     """
     if len(x) != 2 or len(w) != 3:
         raise ShapeError(f"x has shape {tuple(x)}, weight {tuple(w)}, wanted 2 and 3 axes")
@@ -231,28 +240,38 @@ def product(
         raise CapacityError(f"weight {tuple(w)} has more elements than a kernel can address; use groups")
     rows = tiles.size if active is None else active
     tile = tile_for(dtype, outs, tiles.places)
-    dims = (n, tiles.size, tiles.places, taps, red, outs, int(biased), rows, int(plain), *tiles.steps)
+    more = (0, 0) if finish is None else (int(finish.relu), int(finish.added))
+    dims = (n, tiles.size, tiles.places, taps, red, outs, int(biased), rows, int(plain), *tiles.steps, *more)
     prepare = _forward_call if isinstance(rows, int) else _forward_call.__wrapped__
-    call = prepare(factory(), dtype, tile, fp32_mode(dtype), dims)
+    call = prepare(factory(), dtype, tile, fp32_mode(dtype), dims, finish is not None)
     places = tiles.nbr, tiles.rows, tiles.masks
-    if not biased and lack == 0:  # the usual case does nothing but launch
-        held = call.holding(unread(), *places)
+    nothing = unread().astype(dtype)
+    if finish is None and not biased and lack == 0:  # the usual case does nothing but launch
+        held = call.holding(unread(), *places, unread(), nothing)
         return lambda x, w, bias=None: held([x, w])[0]
-    held = call.holding(*places)
+    if finish is None:
+        call = call.holding(unread(), nothing)
 
-    def run(x: mx.array, w: mx.array, bias: mx.array | None = None) -> mx.array:
+    def run(
+        x: mx.array,
+        w: mx.array,
+        bias: mx.array | None = None,
+        line: mx.array | None = None,
+        add: mx.array | None = None,
+    ) -> mx.array:
         if biased and (bias is None or bias.shape != (outs,)):
             raise ShapeError(f"bias has shape {getattr(bias, 'shape', bias)}, wanted {(outs,)}")
         start = unread() if bias is None else bias.astype(mx.float32)
-        return held([_padded(x, 1), _padded(w, w.ndim - 1), start])[0]
+        last = [] if line is None else [line, nothing if add is None else add]
+        return call([_padded(x, 1), _padded(w, w.ndim - 1), start, *places, *last])[0]
 
     return run
 
 
 # What follows from sizes alone is derived once: a call from Python costs as much as a small kernel.
-@functools.lru_cache(maxsize=2048)
+@functools.lru_cache(maxsize=512)
 def _forward_call(
-    make: Factory, dtype: mx.Dtype, tile: Tile, exact: int, dims: tuple[int | mx.array, ...]
+    make: Factory, dtype: mx.Dtype, tile: Tile, exact: int, dims: tuple[int | mx.array, ...], finish: bool
 ) -> Launch:
     _, size, places, _, _, outs = (int(v) for v in dims[:6])
     return ready(
@@ -265,6 +284,7 @@ def _forward_call(
         group_bytes=_bytes(dtype, tile.STAGES, (tile.BM, tile.BK), (tile.BN, tile.BK), False),
         fit=tile.FIT,
         EXACT=exact,
+        FINISH=int(finish),
         **tile.sizes(),
     )
 
@@ -297,7 +317,7 @@ def weight_grad(ct: mx.array, x: mx.array, tiles: TapTiles, *, plain: bool = Fal
     return dw if (outs, red) == (co, ci) else dw[:co, :, :ci]
 
 
-@functools.lru_cache(maxsize=2048)
+@functools.lru_cache(maxsize=512)
 def _grad_call(
     make: Factory, dtype: mx.Dtype, tile: Tile, exact: int, sizes: tuple[int, ...]
 ) -> Callable[[Sequence[mx.array]], mx.array]:

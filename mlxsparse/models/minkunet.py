@@ -114,6 +114,6 @@ class MinkUNet(Module):
             skips.append(x)
             x = block(down(x, capacity=n))
         for up, block in zip(self.up, self.decoder):
-            skip = skips.pop()
-            x = block(ops.cat([up(x, out=skip), skip]))
+            x = ops.cat([up(x, out=skips[-1]), skips.pop()])  # and lets go of them
+            x = block(x)
         return self.head(x)

@@ -1,15 +1,16 @@
-"""Layers that a convolution does to its own rows while they are in cache, on the host."""
+"""Layers that a convolution does to its own rows in its own pass."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import mlx.core as mx
 from mlx.nn import Identity, Module
 
 from ..backend import executor
 from ..backend.fast_rows import Finish
-from ..engine import pointwise
-from ..tensor import SparseTensor
+from ..engine import finish, pointwise
+from ..tensor import SparseTensor, require_same_key
 from .activations import ReLU, live_rows
 from .conv import SubmConv3d
 from .layers import Linear
@@ -30,9 +31,13 @@ def conv_norm_act(
 ) -> SparseTensor:
     """``norm_act(norm, act, conv(x, **kwargs), add)``, or with ``through(add)`` where that is given.
 
-    On the host, in evaluation, the convolution finishes its rows while they are in cache, if the layers are
-    a convolution of this package, a BatchNorm or an Identity, and a ReLU; `through` a Linear without bias.
+    In evaluation the convolution finishes its rows itself, if the layers are a convolution of this package, a
+    BatchNorm (on the host an Identity, too), and a ReLU: on the host while they are in cache, `through` a Linear
+    without bias; kernels where no gradient is asked for.
     """
+    known = type(act) is ReLU and type(norm) is BatchNorm and makes_new(conv)
+    if known and executor() == "kernel" and fixed_vectors(norm) is not None:
+        return _by_kernels(conv, norm, act, x, add if add is None or through is None else through(add), kwargs)
     steps = _steps(conv, norm, act, x, add, through)
     if steps is None:
         y = conv(x, **kwargs)
@@ -45,6 +50,23 @@ def conv_norm_act(
         left = pointwise.then(None)
     assert left is None  # layers of these types convolve once
     return y if add is None else y.noting(add)
+
+
+def _by_kernels(
+    conv: Module, norm: Module, act: Module, x: SparseTensor, add: SparseTensor | None, kwargs: dict[str, Any]
+) -> SparseTensor:
+    vectors = fixed_vectors(norm) or ()
+    if len(vectors) == 2:
+        vectors = (*vectors, mx.ones((norm.num_features,)), mx.zeros((norm.num_features,)))
+    follows = finish.Norm(vectors, norm.eps, True, None if add is None else add.feats)
+    with finish.wanted(follows):
+        y: SparseTensor = conv(x, **kwargs)
+    if not follows.done:
+        return norm_act(norm, act, y, add, made_by=conv)
+    if add is None:
+        return y
+    require_same_key(y, add, "+")
+    return y.noting(add)
 
 
 def _steps(

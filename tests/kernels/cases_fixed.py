@@ -1,4 +1,6 @@
-"""Cases of the norm by given statistics, every dtype: ReLU, an added array, padding, odd widths, views."""
+"""Cases of the norm by given statistics, every dtype: ReLU, an added array, padding, odd widths, views; and
+of the same norm in the pass of a tiled convolution.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,11 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
-from mlxsparse.backend.kernel_fixed import fixed_norm
+from mlxsparse.backend import kernel_tiles as tiles
+from mlxsparse.backend.kernel_fixed import fixed_norm, line
+from mlxsparse.backend.tile_shapes import Tile, chosen
 
-from .common import DTYPES, Case, as_float, close, equal, sized, values
+from .common import DTYPES, Case, as_float, close, equal, integers, rng, sized, values
 
 EPS = 1e-3
 
@@ -50,9 +54,47 @@ def counted(dtype: mx.Dtype) -> None:
     equal(as_float(y[33:]), np.zeros((7, 24)), "padding")
 
 
+PAST = {2: Tile(128, 128, 16, 2, 2, 2), 4: Tile(128, 64, 16, 2, 2, 2)}  # whose results do not fit its buffers
+
+
+def in_one_pass(dtype: mx.Dtype, co: int, plain: bool = False, tile: Tile | None = None) -> None:
+    """The bits of the convolution, then the norm."""
+    m, taps, ci, active = sized(90, 5000), 3, 8, sized(80, 4900)
+    nbr = rng(7).integers(-1, m, (taps, m))
+    nbr[:, active:] = -1
+    order = tiles.tap_tiles(integers(nbr), m)
+    x, w = values(1, (m, ci), dtype)[0], values(2, (co, taps, ci), dtype)[0]
+    bias, add = values(3, (co,), mx.float32)[0], values(4, (m, co), dtype)[0]
+    add = mx.concatenate([add[:active], mx.full((m - active, co), float("nan"), dtype)])
+    if tile is not None:
+        chosen[False, co] = tile
+    try:
+        for kind in {dtype, mx.float32}:
+            given, _ = parameters(co, kind)
+            for added, relu, biased in ((False, True, False), (True, True, True), (True, False, False)):
+                more, start = ([add] if added else []), bias if biased else None
+                y = tiles.forward(x, w, order, start, active=active, plain=plain)
+                apart = fixed_norm((m, co), dtype, kind, EPS, active, added=added, relu=relu)
+                finish = tiles.Finish(relu, added)
+                one = tiles.product(
+                    x.shape, w.shape, dtype, order, biased, active=active, plain=plain, finish=finish
+                )
+                got = one(x, w, start, line(*given, EPS), *more)
+                equal(as_float(got), as_float(apart(y, *given, *more)), "one pass and two")
+                assert not as_float(got)[active:].any()
+    finally:
+        chosen.clear()
+
+
 CASES: dict[str, Case] = {}
 for _name, _dtype in DTYPES.items():
     CASES[f"norm-{_name}"] = partial(norm, _dtype)
     CASES[f"counted-{_name}"] = partial(counted, _dtype)
     if _dtype != mx.float32:
         CASES[f"norm_of_float32-{_name}"] = partial(norm, _dtype, mx.float32)
+    for _co in (5, 8, 40, 73):
+        CASES[f"in_one_pass_{_co}-{_name}"] = partial(in_one_pass, _dtype, _co)
+    CASES[f"in_one_pass_plain-{_name}"] = partial(in_one_pass, _dtype, 12, True)
+    for _co in (72, 73):
+        more = {"co": _co, "tile": PAST[_dtype.size]}
+        CASES[f"in_one_pass_past_the_buffers_{_co}-{_name}"] = partial(in_one_pass, _dtype, **more)

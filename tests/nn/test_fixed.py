@@ -93,3 +93,81 @@ def test_gradients_are_those_of_the_layers():
     given = x.feats, shortcut.feats, norm.weight, norm.bias
     for a, b in zip(*(mx.grad(loss(run), argnums=(0, 1, 2, 3))(*given) for run in (norm_act, one_by_one))):
         np.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=1e-5, atol=1e-5)
+
+
+LAYERS = {
+    "submanifold": lambda co, bias: (nn.SubmConv3d(6, co, bias=bias), {}),
+    "dilated": lambda co, bias: (nn.SubmConv3d(6, co, 3, 2, bias=bias), {}),
+    "k2 s2": lambda co, bias: (nn.Conv3d(6, co, 2, 2, bias=bias), {"capacity": 110}),
+    "k3 s2": lambda co, bias: (nn.Conv3d(6, co, 3, 2, 1, bias=bias), {"capacity": 260}),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("channels", [5, 8])
+@pytest.mark.parametrize("bias", [False, True])
+def test_in_the_convolutions_own_pass(dtype, layer, channels, bias, monkeypatch):
+    x = cloud().astype(dtype)
+    x = x.with_capacity(x.num_active + 9)
+    conv, more = LAYERS[layer](channels, bias)
+    if bias:
+        conv.bias = mx.random.normal(conv.bias.shape)
+    norm, act = trained(channels), nn.ReLU()
+    conv.set_dtype(dtype)
+    conv(x, **more)
+    for half in (False, True):
+        if half:
+            norm.set_dtype(dtype)
+        for add in (None, conv(x, **more) * 2):
+            y = conv(x, **more)
+            nn.conv_norm_act(conv, norm, act, x, add, **more)  # the first call of a type counts as traced
+            passes = []
+            with monkeypatch.context() as patch:
+                patch.setattr(ms.nn.fused, "norm_act", lambda *a, seen=passes, **k: seen.append(a))
+                got = nn.conv_norm_act(conv, norm, act, x, add, **more)
+            if ms.backend.executor() == "kernel":
+                assert not passes
+            else:
+                got = nn.conv_norm_act(conv, norm, act, x, add, **more)
+            want = nn.norm_act(norm, act, y, add)
+            assert mx.array_equal(got.feats, want.feats) and got.clean and got.check().key is want.key
+            assert got.dtype == dtype and not to_numpy(got.feats)[got.num_active :].any()
+
+
+def test_layers_that_have_no_own_pass_are_called_one_after_the_other():
+    x, act = cloud(), nn.ReLU()
+    conv, norm = nn.SubmConv3d(6, 4), trained(4)
+
+    def same_as_apart(conv, norm, act, x):
+        got, want = nn.conv_norm_act(conv, norm, act, x), act(norm(conv(x)))
+        same(got.feats, want.feats)
+
+    same_as_apart(conv, norm, nn.GELU(), x)
+    same_as_apart(nn.SubmConv3d(6, 4, groups=2), norm, act, x)
+    same_as_apart(nn.Linear(6, 4), norm, act, x)
+    same_as_apart(conv, nn.LayerNorm(4), act, x)
+    with pytest.raises(ms.errors.ShapeError):
+        nn.conv_norm_act(conv, trained(5), act, x)
+    with pytest.raises(ms.errors.IdentityError):
+        nn.conv_norm_act(conv, norm, act, x, conv(cloud()))
+    norm.train()
+    assert nn.conv_norm_act(conv, norm, act, x).feats.shape == x.feats[:, :4].shape
+
+
+def test_gradients_through_a_convolution_with_a_norm():
+    x, conv, norm, act = cloud(), nn.SubmConv3d(6, 4), trained(4), nn.ReLU()
+    ct = cloud(4, 5).feats
+
+    def loss(call):
+        def value(feats, weight):
+            conv.weight = weight
+            return (call(x.replace(feats)).feats * ct).sum()
+
+        return value
+
+    calls = (lambda x: nn.conv_norm_act(conv, norm, act, x)), (lambda x: act(norm(conv(x))))
+    given = x.feats, conv.weight
+    for _ in range(2):
+        for a, b in zip(*(mx.grad(loss(call), argnums=(0, 1))(*given) for call in calls)):
+            np.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=1e-5, atol=1e-5)

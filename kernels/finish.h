@@ -1,0 +1,46 @@
+// What follows a convolution in the same pass, as norm_fixed.h has it: of the result rounded to T, y * norm[0] + norm[1],
+// plus `add`, and 0 where that is less. dims as conv_tiles.metal has them.
+#ifndef MLXSPARSE_FINISH
+#define MLXSPARSE_FINISH
+template <typename T>
+METAL_FUNC float conv_finish_value(float sum, const device float* norm, const device T* add, const device int* dims,
+                                   int outs, int c, int row) {
+  float value = float(T(sum)) * norm[c] + norm[outs + c];
+  if (dims[12] != 0) value += float(add[size_t(row) * size_t(outs) + size_t(c)]);
+  return dims[11] != 0 && value < 0.0f ? 0.0f : value;
+}
+// V channels of a thread, from column c on, in rows that lie in threadgroup memory; V = 0: nothing follows.
+template <typename T, int V> struct conv_finish {
+  float scale[V], shift[V];
+  const device T* add;
+  int outs, n;
+  bool more, relu, wide;
+  METAL_FUNC void begin(const device float* norm, const device T* added, const device int* dims, int channels, int c) {
+    outs = channels;
+    n = channels - c;
+    add = added + size_t(c);
+    more = dims[12] != 0;
+    relu = dims[11] != 0;
+    wide = n >= V && norm_aligned(added, channels);
+    TILE_UNROLL
+    for (int e = 0; e < V; e++) {
+      scale[e] = e < n ? norm[c + e] : 0.0f;
+      shift[e] = e < n ? norm[outs + c + e] : 0.0f;
+    }
+  }
+  METAL_FUNC void row(threadgroup T* at, int row) {
+    norm_piece<T> q;
+    q.clear();
+    if (more && n > 0) q.load(add + size_t(row) * size_t(outs), n, wide);
+    TILE_UNROLL
+    for (int e = 0; e < V; e++) {
+      float value = float(at[e]) * scale[e] + shift[e] + q.get(e);
+      at[e] = T(relu && value < 0.0f ? 0.0f : value);
+    }
+  }
+};
+template <typename T> struct conv_finish<T, 0> {
+  METAL_FUNC void begin(const device float*, const device T*, const device int*, int, int) {}
+  METAL_FUNC void row(threadgroup T*, int) {}
+};
+#endif
