@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import mlx.core as mx
 import mlx.nn
 
-from .backend import executor, trace
+from .backend import executor, pace, trace
 from .backend.autodiff import traced, without_gradients
 from .backend.kernel_sites import Extent
 from .backend.library import begin
@@ -108,10 +108,12 @@ class Compiled:
             signature += (self.function.training,)
         plan = self._plans.get(signature)
         if plan is None:
-            plan, (result, status) = self._first(signature, args, kwargs)
+            plan, (result, status, marks) = self._first(signature, args, kwargs)
             self._plans[signature] = plan
         else:
-            result, status = plan.run(args, kwargs)
+            result, status, marks = plan.run(args, kwargs)
+        pace.run(marks)
+        del marks
         result = _attached(result, plan.slots, keys)
         earlier = len(self._pending)
         if status is not None:
@@ -147,7 +149,7 @@ class Compiled:
 
     def _first(
         self, signature: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[_Plan, tuple[Tree, mx.array | None]]:
+    ) -> tuple[_Plan, tuple[Tree, mx.array | None, list[mx.array]]]:
         """A trace, and what it gives for its first arguments."""
         module = self.function
         if isinstance(module, mlx.nn.Module) and not module.training:
@@ -175,10 +177,10 @@ class Compiled:
             nonlocal plain
             quiet = without_gradients() if plain else contextlib.nullcontext()
             plain = False  # MLX runs the body again where the compiled function is differentiated
-            with watching() as seen, quiet:
+            with watching() as seen, pace.stages() as marks, quiet:
                 result = function(*args, **kwargs)
             slots[:] = _slots(result, inner)
-            return result, combined(*seen) if seen else None
+            return result, combined(*seen) if seen else None, marks
 
         return _Plan(tracer(body, inputs=inputs, outputs=outputs), slots)
 

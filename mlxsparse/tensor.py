@@ -67,6 +67,7 @@ class SparseTensor(tuple):
 
     _key: CoordinateMapKey | None
     _manager: CoordinateManager
+    _made = False  # the features are what an operator gave, and nobody put others in their place
 
     def __new__(
         cls,
@@ -86,9 +87,8 @@ class SparseTensor(tuple):
             return cls._rebuild(coords)
         feats = as_features(feats)
         if key is not None:
-            if coords is not key.coords or any(
-                v is not None for v in (active_rows, batch_size, spatial_shape)
-            ):
+            given = active_rows, batch_size, spatial_shape
+            if coords is not key.coords or any(v is not None for v in given):
                 raise IdentityError("key= needs coords=key.coords; stride and the rest come from the key")
             return cls._of(key, feats)
         array = check_coordinates(coords)

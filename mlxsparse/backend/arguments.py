@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Sequence
@@ -53,7 +52,7 @@ def _one(place: int, size: int) -> mx.array:
     return mx.array([int(i == place) for i in range(size)], dtype=mx.int32)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def _constant(name: str, values: tuple[int, ...]) -> mx.array:
     check_sizes(name, values)
     return mx.array([*values, *[0] * (SMALL - len(values))], dtype=mx.int32)
@@ -75,14 +74,17 @@ def filled(shape: Sequence[int], value: float, dtype: mx.Dtype) -> mx.array:
     return mx.full(tuple(shape), value, dtype)
 
 
-def begin(*arrays: mx.array) -> None:
-    """Start computing arrays that will be read soon.
+def begin(*arrays: mx.array) -> bool:
+    """Start computing arrays that will be read soon; whether that was possible.
 
     What follows from the arguments of a transformation of MLX may not be started inside it: it stays lazy,
     and is computed once, with the first result that needs it.
     """
-    with contextlib.suppress(ValueError):
+    try:
         mx.async_eval(*arrays)
+    except ValueError:
+        return False
+    return True
 
 
 def numbers(n: int) -> mx.array:

@@ -19,7 +19,7 @@ import mlx.core as mx
 
 from ..errors import TransformError
 from .device import executor
-from .library import begin
+from .pace import called, noted, staging
 from .replay import here, plainly
 
 Gradient = Callable[..., mx.array]
@@ -36,13 +36,9 @@ def _refuse(name: str, what: str) -> Callable[..., Any]:
     return raising
 
 
-HAND_OVER = 16  # calls after which the GPU gets what was called: it works while the host goes on
-
-
 class _Seen(threading.local):
     body = False
     plain = False  # nobody will ask for gradients
-    calls = 0  # since the GPU got something
 
 
 _seen = _Seen()
@@ -67,18 +63,18 @@ def traced(*inputs: mx.array) -> bool:
     return _seen.body
 
 
+def asked(a: mx.array) -> bool:
+    """Whether a transformation asks for the gradient of `a`, as far as one can tell.
+
+    Not inside of mlxsparse.compile, and always inside of mx.compile, which traces all of its arguments.
+    """
+    return not staging() and traced(a) and traced(a)  # the first look at a new type always says yes
+
+
 def replaying(*inputs: mx.array) -> plainly:
     """Launches inside, which read what follows from these arrays alone, are replayed if none is traced."""
     on_gpu = mx.default_device().type == mx.DeviceType.gpu
     return plainly(on_gpu and not _seen.plain and not traced(*inputs))
-
-
-def _hand_over(result: mx.array) -> None:
-    """Count a call outside of all transformations; every few ones start computing."""
-    _seen.calls += 1
-    if _seen.calls >= HAND_OVER and not _seen.plain:
-        _seen.calls = 0
-        begin(result)
 
 
 @contextlib.contextmanager
@@ -143,27 +139,55 @@ def differentiable(
 
 
 def prepared(
-    name: str, forward: Callable[..., mx.array], gradients: Sequence[Gradient], device: mx.Device
+    name: str,
+    forward: Callable[..., mx.array],
+    gradients: Sequence[Gradient],
+    device: mx.Device,
+    *,
+    unread: Sequence[int] = (),
+    ordered: bool = False,
 ) -> Callable[..., mx.array]:
     """`differentiable` where kernels run, as a function of the inputs that can be called again and again.
 
-    One custom function for all gradients: results are not computed before they are read.
+    One custom function for all gradients: results are not computed before they are read. unread: inputs that
+    no gradient reads, and that need not live until then; any array takes their place. ordered: the second
+    input's gradient, which is `asked` for, is computed before the first one's: what it reads can go then.
     """
     sealed: list[Any] = []  # functions of their own: MLX evaluates all results of one together
 
     def all_of(cotangent: mx.array, _: mx.array, *inputs: mx.array) -> list[mx.array]:
         if not sealed:
             sealed.extend(_sealed(name, gradient) for gradient in gradients)
-        return [gradient(cotangent, *inputs) for gradient in sealed]
+        read = [cotangent if i in unread else a for i, a in enumerate(inputs)]
+        made = [gradient(cotangent, *read) for gradient in sealed]
+        if ordered:
+            made[0] = mx.depends([made[0]], [made[1]])[0]
+        return made
 
     return _custom(name, forward, all_of, device)
 
 
 def together(
-    name: str, forward: Callable[..., mx.array], gradients: Gradients, device: mx.Device
+    name: str,
+    forward: Callable[..., mx.array],
+    gradients: Gradients,
+    device: mx.Device,
+    *,
+    unread: Sequence[int] = (),
 ) -> Callable[..., mx.array]:
-    """As `prepared`, for gradients that are computed together: ``gradients(cotangent, result, *inputs)``."""
-    return _custom(name, forward, _sealed(name, gradients), device)
+    """As `prepared`, for gradients that are computed together: ``gradients(cotangent, result, *inputs)``.
+
+    unread: of result and inputs those that they do not read, as in `prepared`.
+    """
+    sealed = _sealed(name, gradients)
+
+    def all_of(cotangent: mx.array, *given: mx.array) -> Sequence[mx.array]:
+        made: Sequence[mx.array] = sealed(
+            cotangent, *(cotangent if i in unread else a for i, a in enumerate(given))
+        )
+        return made
+
+    return _custom(name, forward, all_of, device)
 
 
 def _custom(
@@ -171,6 +195,7 @@ def _custom(
 ) -> Callable[..., mx.array]:
     def vjp(primals: Any, cotangent: mx.array, result: mx.array) -> Any:
         arguments = primals if isinstance(primals, (tuple, list)) else (primals,)
+        noted(cotangent)
         with mx.stream(device):
             made = gradients(cotangent, result, *arguments)
         return tuple(made) if len(made) > 1 else made[0]
@@ -188,11 +213,23 @@ def _custom(
         result: mx.array = custom[0](*inputs)
         return result
 
-    on_gpu = device.type == mx.DeviceType.gpu
+    plain = direct(forward, device)
 
     def call(*inputs: mx.array) -> mx.array:
         if traced(*inputs):
-            return traceable(*inputs)
+            result = traceable(*inputs)
+            noted(result)
+            return result
+        return plain(*inputs)
+
+    return call
+
+
+def direct(forward: Callable[..., mx.array], device: mx.Device) -> Callable[..., mx.array]:
+    """`forward` for arrays of which nobody asks for a gradient (`traced`)."""
+    on_gpu = device.type == mx.DeviceType.gpu
+
+    def call(*inputs: mx.array) -> mx.array:
         return _launched(forward, inputs) if on_gpu else forward(*inputs)
 
     return call
@@ -205,7 +242,7 @@ def _launched(forward: Callable[..., mx.array], inputs: Sequence[mx.array]) -> m
         result = forward(*inputs)
     finally:
         here.plain = False
-    _hand_over(result)
+    (noted if _seen.plain else called)(result)
     return result
 
 

@@ -42,7 +42,7 @@ def fixed_norm(
         dtype=dtype,
         fit=FIT,
     )
-    nothing = nothing(dtype)
+    nothing = unadded(dtype)
 
     def run(
         x: mx.array, mean: mx.array, var: mx.array, weight: mx.array, bias: mx.array, *add: mx.array
@@ -53,7 +53,7 @@ def fixed_norm(
 
 
 @functools.cache
-def nothing(dtype: mx.Dtype) -> mx.array:
+def unadded(dtype: mx.Dtype) -> mx.array:
     """What stands for the array that is added."""
     return mx.array([0.0] * SMALL, dtype=dtype)
 

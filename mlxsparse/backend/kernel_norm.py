@@ -153,7 +153,7 @@ def _call(
 
 
 # What follows from sizes alone is derived once.
-@functools.lru_cache(maxsize=2048)
+@functools.lru_cache(maxsize=512)
 def _prepared(
     make: Factory,
     name: str,

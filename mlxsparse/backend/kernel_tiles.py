@@ -17,6 +17,7 @@ import numpy as np
 
 from ..errors import CapacityError, ShapeError
 from .kernel_conv import fp32_mode
+from .kernel_fixed import unadded
 from .library import (
     MAX_THREADS,
     Factory,
@@ -245,7 +246,7 @@ def product(
     prepare = _forward_call if isinstance(rows, int) else _forward_call.__wrapped__
     call = prepare(factory(), dtype, tile, fp32_mode(dtype), dims, finish is not None)
     places = tiles.nbr, tiles.rows, tiles.masks
-    nothing = unread().astype(dtype)
+    nothing = unadded(dtype)
     if finish is None and not biased and lack == 0:  # the usual case does nothing but launch
         held = call.holding(unread(), *places, unread(), nothing)
         return lambda x, w, bias=None: held([x, w])[0]

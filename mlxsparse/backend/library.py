@@ -238,7 +238,7 @@ class Plan(NamedTuple):
     by_value: bool = False  # sizes go with each call as `scalars`
 
 
-@functools.lru_cache(maxsize=2048)
+@functools.lru_cache(maxsize=512)
 def _plan(
     make: Factory,
     name: str,

@@ -68,7 +68,7 @@ def state() -> tuple[str, int]:
     return _forced or os.environ.get("MLXSPARSE_PATH", ""), _forgotten
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=512)
 def _choice(case: Case, possible: tuple[str, ...], wanted: str, device: str) -> str:
     if wanted:
         if _checked(wanted, "MLXSPARSE_PATH") not in possible:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 
 from ..engine.device_map import DeviceMap
@@ -28,7 +26,7 @@ class KernelMap:
         self.relation = relation
         self._selected: dict[tuple[int, ...], TapPairs | DeviceMap] = {}
         # On a GPU: convolutions over these pairs, checked and ready to run (ops/conv.py).
-        self.calls: dict[tuple[Any, ...], Callable[..., mx.array]] = {}
+        self.calls: dict[tuple[Any, ...], Any] = {}
 
     @property
     def by_taps(self) -> TapPairs | DeviceMap:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import mlx.core as mx
 
 from ..backend import kernel_conv, kernel_tiles, tile_shapes, tuning
-from ..backend.autodiff import Gradient, prepared
+from ..backend.autodiff import Gradient, direct, prepared
 from ..backend.library import factory, on_cuda
-from . import conv_gather
+from . import conv_gather, origin
 from .device_map import DeviceMap, Side, identity
 from .neighbors import TapPairs
 from .tables import column_sums, device_map
@@ -67,18 +68,27 @@ def _path(name: str, x: mx.array, weight: mx.array, pairs: DeviceMap, groups: in
 
 
 def product(
-    name: str, x: mx.array, weight: mx.array, bias: mx.array | None, pairs: DeviceMap, groups: int
+    name: str,
+    x: mx.array,
+    weight: mx.array,
+    bias: mx.array | None,
+    pairs: DeviceMap,
+    groups: int,
+    again: origin.Kind = None,
+    arrays: int = 0,
+    ordered: bool = False,
 ) -> Product:
     """The product over `pairs` of arrays of these shapes and dtypes, by a path of backend/tuning.py.
 
-    weight: (Co, Ci / groups) with any axes of taps between.
+    weight: (Co, Ci / groups) with any axes of taps between. again: the kind of x's Origin; the function takes
+    its arrays too, from which the gradient of the weight makes x again. ordered: that is computed first.
     """
     dtype, count = x.dtype, pairs.num_out
     shape = weight.shape[0], math.prod(weight.shape[1:-1]), weight.shape[-1]
-    same = weight.dtype == dtype
+    same, biased = weight.dtype == dtype, int(bias is not None)
     path = _path(name, x, weight, pairs, groups)
     if path == "gather":
-        return lambda x, w, b=None: conv_gather.convolve(x, w.reshape(shape), b, pairs)
+        return lambda x, w, *b: conv_gather.convolve(x, w.reshape(shape), b[0] if biased else None, pairs)
     tiled = path == "tiles"
     active = None if bias is None else count  # without a bias, rows without a pair are 0 as they are
     if tiled:
@@ -90,7 +100,8 @@ def product(
     def three(w: mx.array) -> mx.array:
         return w.reshape(shape).astype(dtype)
 
-    def forward(x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
+    def forward(x: mx.array, w: mx.array, *rest: mx.array) -> mx.array:
+        b = rest[:biased]
         if tiled:  # which reads the weight as it lies
             return launch(x, w if same else w.astype(dtype), *b)
         start = b[0] if b else None
@@ -104,17 +115,56 @@ def product(
             launches.append(kernel_tiles.product(ct.shape, shape[::-1], dtype, side.tiles, False))
         return launches[0](ct, kernel_tiles.turned(three(w), pairs.symmetric))
 
-    def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
+    def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, *rest: mx.array) -> mx.array:
+        if again is not None:
+            from_these = mx.depends(list(rest[biased:]), [ct])  # not before the pass back comes here
+            x = origin.again(again, from_these, pairs.num_in)
         if tiled:
             dw = kernel_tiles.weight_grad(ct, x, pairs.output.tiles)
         else:
             dw = kernel_conv.conv_weight_grad(ct, x, pairs.output.table, groups=groups)
         return dw.astype(w.dtype).reshape(w.shape)
 
-    def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
+    def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array, *_: mx.array) -> mx.array:
         return column_sums(ct, count).astype(b.dtype)
 
     gradients: tuple[Gradient, ...] = (input_gradient, weight_gradient)
     if bias is not None:
         gradients = (*gradients, bias_gradient)
-    return prepared(name, forward, gradients, mx.default_device())
+    first = len(gradients)
+    # Nobody asks for those of the origin: any array of their shape, which costs nothing.
+    gradients = (*gradients, *(functools.partial(_itself, first + i) for i in range(arrays)))
+    unread = [0] if again is not None else []
+    return prepared(name, forward, gradients, mx.default_device(), unread=unread, ordered=ordered)
+
+
+def _itself(place: int, ct: mx.array, *given: mx.array) -> mx.array:
+    return given[place]
+
+
+def finished(
+    x: mx.array,
+    weight: mx.array,
+    bias: mx.array | None,
+    pairs: DeviceMap,
+    groups: int,
+    finish: kernel_tiles.Finish,
+) -> Product | None:
+    """As `product`, with a norm in the same pass, where nobody differentiates; None: not by this path.
+
+    The function takes x, weight, bias or None, line (2, Co) of the norm, and what is added, if anything.
+    """
+    if _path("convolution", x, weight, pairs, groups) != "tiles":
+        return None
+    dtype, same = x.dtype, weight.dtype == x.dtype
+    shape = weight.shape[0], math.prod(weight.shape[1:-1]), weight.shape[-1]
+    launch = kernel_tiles.product(
+        x.shape, shape, dtype, pairs.output.tiles, bias is not None, active=pairs.num_out, finish=finish
+    )
+
+    def forward(
+        x: mx.array, w: mx.array, b: mx.array | None, line: mx.array, add: mx.array | None
+    ) -> mx.array:
+        return launch(x, w if same else w.astype(dtype), b, line, add)
+
+    return direct(forward, mx.default_device())

@@ -14,9 +14,10 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend import kernel_items, kernel_norm, kernel_rows
-from ..backend.autodiff import differentiable, together
+from ..backend.autodiff import differentiable, together, traced
 from ..backend.kernel_norm import Running
 from ..backend.library import filled
+from . import origin
 from .tables import column_sums, floats, integers, item_of_rows, rows_of_ranks, span_sums
 
 if TYPE_CHECKING:
@@ -148,16 +149,23 @@ def normalize_columns(
     bias = bias.astype(weight.dtype)
     coef, mean, var = kernel_norm.coefficients(cut(x), cut(weight), cut(bias), eps, count, running)
     prepare = _columns if isinstance(count, int) else _columns.__wrapped__
-    call = prepare(count, relu, add is not None, mx.default_device().type)
+    # What is added and held anyway takes the place of the result, which then need not be.
+    again = add is not None and origin.held(add)
+    call = prepare(count, relu, add is not None, again, mx.default_device().type)
     y = call(x, weight, bias, coef) if add is None else call(x, weight, bias, coef, add)
+    if relu and (add is None or again) and traced(x, weight):
+        origin.note_norm(y, x, coef, add)
     return (y, coef[:1], coef[2:3]) if running is None else (y, mean, var)
 
 
 @functools.lru_cache(maxsize=256)
 def _columns(
-    count: int | mx.array, relu: bool, added: bool, kind: mx.DeviceType
+    count: int | mx.array, relu: bool, added: bool, again: bool, kind: mx.DeviceType
 ) -> Callable[..., mx.array]:  # kind: of the default device (an mx.Device has no hash of its own)
-    """Normalisation of x with its coefficients, as a function of x, weight, bias, them and what is added."""
+    """Normalisation of x with its coefficients, as a function of x, weight, bias, them and what is added.
+
+    again: gradients make the result again, and do not hold it.
+    """
 
     def forward(x: mx.array, w: mx.array, b: mx.array, coef: mx.array, *add: mx.array) -> mx.array:
         return kernel_norm.apply(x, coef, count, relu=relu, add=add[0] if added else None)
@@ -167,11 +175,14 @@ def _columns(
     ) -> list[mx.array]:
         ct = mx.contiguous(ct)  # a slice would be copied for each kernel
         of_y = y if added else None
+        if again:
+            of_y = kernel_norm.apply(mx.depends([x], [ct])[0], coef, count, relu=relu, add=add[0])
         dx, dw, db, g = kernel_norm.gradients(ct, x, coef, count, w.dtype, relu=relu, y=of_y)
         # Nobody asks for that of the coefficients: any array of their shape, which costs nothing.
         return [dx, dw, db, coef, *([g] if added else [])]
 
-    return together("normalization", forward, gradients, mx.default_device())
+    unread = [0] if again else [5] if added else [0]  # y, x, w, b, coef, add
+    return together("normalization", forward, gradients, mx.default_device(), unread=unread)
 
 
 def normalize_rows(

@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from ..backend import host
+from ..backend import executor, host
+from ..backend.autodiff import traced
 from ..backend.features import zero_padding
 from ..coords import CoordinateMapKey, static
-from ..engine import pointwise, rows_kernel
+from ..engine import origin, pointwise, rows_kernel
 from ..engine.index import lookup
 from ..engine.rows import take_rows
 from ..errors import MLXSparseError, ShapeError
@@ -69,7 +70,11 @@ def cat(
         raise ShapeError("cat needs at least one tensor")
     key, feats = _join(tensors, join, capacity, "cat")
     made = pointwise.beside(feats) if pointwise.direct(*feats) else mx.concatenate(feats, axis=1)
-    return _joined(key, made, tensors)
+    if executor() == "kernel" and traced(*feats):
+        origin.note_cat(made, feats, [x._made for x in tensors])
+    y = _joined(key, made, tensors)
+    y._made = True
+    return y
 
 
 def _joined(key: CoordinateMapKey | None, feats: mx.array, tensors: Sequence[SparseTensor]) -> SparseTensor:

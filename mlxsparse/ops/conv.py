@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import numpy as np
 
+from ..backend import kernel_fixed
+from ..backend.autodiff import asked, traced
+from ..backend.kernel_tiles import Finish
 from ..coords import CoordinateMapKey, Kernel, KernelMap
 from ..coords.geometry import Triple, TripleLike, divide, multiply
-from ..engine import conv_kernel
+from ..engine import conv_kernel, finish, origin
 from ..engine.device_map import DeviceMap
 from ..engine.gather_gemm import convolve
 from ..engine.neighbors import TapPairs
@@ -295,7 +298,7 @@ def _apply(
 ) -> SparseTensor:
     on_device = isinstance(found.relation, DeviceMap)
     if on_device:
-        y = on_map("convolution", found, x.feats, w, bias, groups, taps, backwards)
+        y = on_map("convolution", found, x.feats, w, bias, groups, taps, backwards, x._made)
     else:
         y = convolve(x.feats, w, bias, _pairs(found, taps, backwards), key.capacity, groups)
     if key is x._key and on_device and not key.rebuilt:
@@ -312,15 +315,67 @@ def on_map(
     groups: int = 1,
     taps: Taps | None = None,
     backwards: bool = False,
+    made: bool = False,
 ) -> mx.array:
-    """The product over a map of a GPU. What follows from shapes is worked out once and kept with the map."""
-    case = backwards, groups, taps, conv_kernel.case(feats, w, bias)
+    """The product over a map of a GPU. What follows from shapes is worked out once and kept with the map.
+
+    made: feats are those that an operator gave, so that they are what `origin` knows of them.
+    """
+    case: tuple[Any, ...] = backwards, groups, taps, conv_kernel.case(feats, w, bias)
+    norm = finish.take()
+    if norm is not None:
+        y = _with_norm(norm, found, feats, w, bias, case)
+        if y is not None:
+            return y
+    kind, more = (made and origin.origin(feats)) or (None, ())
+    if kind is None:
+        origin.hold(feats)
+    else:
+        case, more = (*case, kind), tuple(map(mx.stop_gradient, more))
+    ordered = asked(w)
+    case = (*case, ordered)
     call = found.calls.get(case)
     if call is None:
         pairs = _pairs(found, taps, backwards)
         assert isinstance(pairs, DeviceMap)
-        call = found.calls[case] = conv_kernel.product(name, feats, w, bias, pairs, groups)
-    return call(feats, w) if bias is None else call(feats, w, bias)
+        call = conv_kernel.product(name, feats, w, bias, pairs, groups, kind, len(more), ordered)
+        found.calls[case] = call
+    return call(feats, w, *more) if bias is None else call(feats, w, bias, *more)
+
+
+def _with_norm(
+    norm: finish.Norm,
+    found: KernelMap,
+    feats: mx.array,
+    w: mx.array,
+    bias: mx.array | None,
+    case: tuple[Any, ...],
+) -> mx.array | None:
+    """The product and the norm in one pass; None where that is not possible."""
+    backwards, groups, taps, _ = case
+    pairs = _pairs(found, taps, backwards)
+    add, parameters = norm.add, norm.parameters
+    assert isinstance(pairs, DeviceMap)
+    wanted = (pairs.rows_out, w.shape[0]), feats.dtype
+    if any(a.shape != w.shape[:1] for a in parameters) or pairs.rows_out == 0:
+        return None
+    if add is not None and (add.shape, add.dtype) != wanted:
+        return None
+    if traced(feats, w, *([] if bias is None else [bias]), *parameters, *([] if add is None else [add])):
+        return None
+    case = *case, norm.relu, add is not None
+    if case not in found.calls:
+        following = Finish(norm.relu, add is not None)
+        found.calls[case] = conv_kernel.finished(feats, w, bias, pairs, groups, following)
+    call = found.calls[case]
+    if call is None:
+        return None
+    norm.done = True
+    kinds = {a.dtype for a in parameters}
+    if len(kinds) > 1:
+        parameters = tuple(a.astype(mx.float32) for a in parameters)
+    mean, var, scale, shift = parameters
+    return call(feats, w, bias, kernel_fixed.line(mean, var, scale, shift, norm.eps), add)
 
 
 def _pairs(found: KernelMap, taps: Taps | None, backwards: bool) -> TapPairs | DeviceMap:

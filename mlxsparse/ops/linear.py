@@ -24,5 +24,7 @@ def linear(x: SparseTensor, w: mx.array, bias: mx.array | None = None) -> Sparse
     if w.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
         raise DTypeError(f"weight is {w.dtype}, feats are {x.dtype}: cast one (layer.set_dtype, x.astype)")
     if x._key is not None and executor() == "kernel":
-        return x.replace(on_map("linear", x._key._record.identity, x.feats, w, bias), clean=True)
+        return x.replace(
+            on_map("linear", x._key._record.identity, x.feats, w, bias, made=x._made), clean=True
+        )
     return x.replace(dense.linear(x.feats, w, bias, x.active), clean=True)

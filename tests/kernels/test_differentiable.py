@@ -170,23 +170,103 @@ def test_transformations_that_kernels_lack_are_refused(problem: Problem) -> None
 def test_every_few_calls_the_gpu_gets_what_was_called(monkeypatch: Any) -> None:
     from types import SimpleNamespace
 
-    from mlxsparse.backend import autodiff
+    from mlxsparse.backend import autodiff, pace
 
     begun: list[mx.array] = []
-    monkeypatch.setattr(autodiff, "begin", begun.append)
+    monkeypatch.setattr(pace, "begin", lambda a: begun.append(a) or True)
     device = SimpleNamespace(type=mx.DeviceType.gpu)
     gradient = lambda ct, x: 2 * ct  # noqa: E731
     call = autodiff.prepared("double", lambda x: 2 * x, [gradient], device)  # type: ignore[arg-type]
     x = mx.ones((7, 3))
     call(x)  # the first look at a type counts as traced
-    monkeypatch.setattr(autodiff._seen, "calls", 0)
-    made = [call(x) for _ in range(2 * autodiff.HAND_OVER)]
-    assert [a is b for a, b in zip(begun, made[autodiff.HAND_OVER - 1 :: autodiff.HAND_OVER])] == [True, True]
+    monkeypatch.setattr(pace._pace, "calls", 0)
+    made = [call(x) for _ in range(2 * pace.CALLS)]
+    assert [a is b for a, b in zip(begun, made[pace.CALLS - 1 :: pace.CALLS])] == [True, True]
     with autodiff.without_gradients():
-        for _ in range(2 * autodiff.HAND_OVER):
+        for _ in range(2 * pace.CALLS):
             call(x)
-    mx.compile(lambda x: [call(x) for _ in range(2 * autodiff.HAND_OVER)])(x)
+    mx.compile(lambda x: [call(x) for _ in range(2 * pace.CALLS)])(x)
     assert len(begun) == 2
+
+
+def test_which_gradients_are_asked_for() -> None:
+    from mlxsparse.backend import autodiff, pace
+
+    x, frozen, seen = mx.ones((5, 3)), mx.ones((3, 3)), []
+
+    def loss(w: mx.array) -> mx.array:
+        seen.append((autodiff.asked(w), autodiff.asked(frozen), autodiff.asked(x)))
+        return (x @ frozen @ w).sum()
+
+    mx.grad(loss)(mx.ones((3, 3)))
+    loss(frozen)
+    with pace.stages():
+        mx.grad(loss)(mx.ones((3, 3)))
+    assert seen == [(True, False, False), (False,) * 3, (False,) * 3]
+
+
+def test_a_gradient_that_goes_first() -> None:
+    from mlxsparse.backend import autodiff
+
+    device = mx.Device(mx.cpu)
+    gradients = [lambda ct, x, w: ct * w, lambda ct, x, w: (ct * x).sum()]
+    usual, first = (
+        autodiff.prepared("scale", lambda x, w: x * w, gradients, device, ordered=ordered)
+        for ordered in (False, True)
+    )
+    x, w = mx.arange(5.0), mx.array(3.0)
+    for call in (usual, first):
+        dx, dw = mx.grad(lambda x, w, call=call: call(x, w).sum(), argnums=(0, 1))(x, w)
+        assert dx.tolist() == [3.0] * 5 and dw.item() == 10.0
+
+
+def test_large_results_are_waited_for(monkeypatch: Any) -> None:
+    from mlxsparse.backend import pace
+
+    events: list[tuple[str, int]] = []
+    marks: list[mx.array] = []
+
+    def begin(mark: mx.array) -> bool:
+        marks.append(mark)
+        events.append(("begin", len(marks) - 1))
+        return True
+
+    def wait(mark: mx.array) -> None:
+        events.append(("wait", next(i for i, a in enumerate(marks) if a is mark)))
+
+    monkeypatch.setattr(pace, "begin", begin)
+    monkeypatch.setattr(pace.mx, "eval", wait)
+    monkeypatch.setattr(pace, "AHEAD", 3 * 84)
+    for name, value in (("before", None), ("calls", 0), ("nbytes", 0)):
+        monkeypatch.setattr(pace._pace, name, value)
+    for _ in range(9):
+        pace.called(mx.ones((7, 3)))
+    assert events == [("begin", 0), ("begin", 1), ("wait", 0), ("begin", 2), ("wait", 1)]
+    assert all(mark.size == 1 for mark in marks)  # none holds the memory of a result
+
+
+def test_stages_of_a_trace(monkeypatch: Any) -> None:
+    from types import SimpleNamespace
+
+    from mlxsparse.backend import autodiff, pace
+
+    monkeypatch.setattr(pace, "AHEAD", 3 * 84)
+    monkeypatch.setattr(pace._pace, "before", None)
+    device = SimpleNamespace(type=mx.DeviceType.gpu)
+    gradient = lambda ct, x: 2 * ct  # noqa: E731
+    call = autodiff.prepared("double", lambda x: 2 * x, [gradient], device)  # type: ignore[arg-type]
+
+    def body(x: mx.array) -> tuple[mx.array, list[mx.array]]:
+        with pace.stages() as marks:
+            for _ in range(10):
+                x = call(x)
+        return x, marks
+
+    y, marks = mx.compile(body)(mx.ones((7, 3)))
+    assert len(marks) == 3
+    pace.run(marks)
+    assert [mark.item() for mark in marks] == [-(2.0**3), -(2.0**6), -(2.0**9)] and y[0, 0].item() == 2.0**10
+    assert pace._pace.stages is None
 
 
 def test_launches_outside_of_transformations_are_replayed(monkeypatch: Any) -> None:

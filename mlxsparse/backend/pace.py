@@ -1,0 +1,87 @@
+"""How far the host runs ahead of the GPU.
+
+MLX starts nothing before something is read, so every few calls the GPU gets what was called: it works while
+the host goes on. And MLX keeps what a call read and made until the GPU has run it, so a host far ahead holds
+the memory of all that it called. Large results are therefore waited for, some calls later: the GPU then still
+has the calls since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import mlx.core as mx
+
+from .arguments import begin
+
+CALLS = 16  # after which the GPU gets what was called
+AHEAD = 1 << 27  # bytes of results, likewise; at most twice as many are not computed yet
+
+
+class _Pace(threading.local):
+    calls = 0  # since the GPU got something
+    nbytes = 0  # of their results
+    before: mx.array | None = None  # tells when the GPU has run what it got last
+    stages: list[mx.array] | None = None  # of the trace that is being made
+    staged = 0  # bytes since the last of them
+
+
+_pace = _Pace()
+
+
+def called(result: mx.array) -> None:
+    """Count a call outside of all transformations."""
+    _pace.calls += 1
+    _pace.nbytes += result.nbytes
+    if _pace.nbytes >= AHEAD:
+        run([_mark(result)])
+    elif _pace.calls >= CALLS:
+        begin(result)
+    else:
+        return
+    _pace.calls = _pace.nbytes = 0
+
+
+def _mark(result: mx.array) -> mx.array:
+    """Something small that is computed after `result`; a part of it would hold the memory of the whole."""
+    return -result[:1, :1] if result.ndim == 2 and result.size else result
+
+
+# ---------------------------------------------------------------- inside a trace
+
+
+def staging() -> bool:
+    """Whether `stages` are looked for here."""
+    return _pace.stages is not None
+
+
+def noted(result: mx.array) -> None:
+    """Count a call inside a trace."""
+    if _pace.stages is None:
+        return
+    _pace.staged += result.nbytes
+    if _pace.staged >= AHEAD:
+        _pace.stages.append(_mark(result))
+        _pace.staged = 0
+
+
+@contextlib.contextmanager
+def stages() -> Iterator[list[mx.array]]:
+    """What to compute one after the other, of the calls inside."""
+    before, _pace.stages, _pace.staged = _pace.stages, [], 0
+    try:
+        yield _pace.stages
+    finally:
+        _pace.stages = before
+
+
+def run(marks: list[mx.array]) -> None:
+    """Compute stages, each when the one but one before it is done."""
+    for mark in marks:
+        if not begin(mark):
+            return
+        if _pace.before is not None:
+            mx.eval(_pace.before)
+        _pace.before = mark
