@@ -32,12 +32,13 @@ def conv_norm_act(
     """``norm_act(norm, act, conv(x, **kwargs), add)``, or with ``through(add)`` where that is given.
 
     In evaluation the convolution finishes its rows itself, if the layers are a convolution of this package, a
-    BatchNorm (on the host an Identity, too), and a ReLU: on the host while they are in cache, `through` a Linear
-    without bias; kernels where no gradient is asked for.
+    BatchNorm (on the host an Identity, too), and a ReLU: on the host while they are in cache, `through` a
+    Linear without bias; kernels where no gradient is asked for.
     """
     known = type(act) is ReLU and type(norm) is BatchNorm and makes_new(conv)
     if known and executor() == "kernel" and fixed_vectors(norm) is not None:
-        return _by_kernels(conv, norm, act, x, add if add is None or through is None else through(add), kwargs)
+        more = add if add is None or through is None else through(add)
+        return _by_kernels(conv, norm, act, x, more, kwargs)
     steps = _steps(conv, norm, act, x, add, through)
     if steps is None:
         y = conv(x, **kwargs)

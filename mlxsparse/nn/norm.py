@@ -163,7 +163,9 @@ class BatchNorm(Module):
             if track:
                 self["running_mean"], self["running_var"] = mean, var
         made = x.replace(y, clean=True)
-        return made if add is None else made.noting(add)
+        made = made if add is None else made.noting(add)
+        made._made = True
+        return made
 
     def _track(self, mean: mx.array, var: mx.array, n: int | mx.array) -> None:
         assert isinstance(n, int)  # the host knows it
