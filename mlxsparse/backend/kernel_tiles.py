@@ -318,7 +318,7 @@ def weight_grad(ct: mx.array, x: mx.array, tiles: TapTiles, *, plain: bool = Fal
     return dw if (outs, red) == (co, ci) else dw[:co, :, :ci]
 
 
-@functools.lru_cache(maxsize=512)
+@functools.lru_cache(maxsize=256)
 def _grad_call(
     make: Factory, dtype: mx.Dtype, tile: Tile, exact: int, sizes: tuple[int, ...]
 ) -> Callable[[Sequence[mx.array]], mx.array]:
