@@ -113,13 +113,6 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "e <= BM * BN": "another threadgroup writes the same value",
     },
     "coord_hash_insert.metal": {"if (block <= n)": "a table with a slot for each row always has one"},
-    "digit_places.metal": {
-        "g <= uint(dims[2]); g += 8u": _ZEROS,
-        "bool live = first + 32u * r <= n": "no key follows that it could move",
-        "lanes_alike(digit, i <= n)": "no key follows that it could move",
-        "place <= dims[0]": "no key has the place past the last",
-    },
-    "digits.h": {"b <= 8u": "a bit that no digit has"},
     "finish.h": {
         "value <= 0.0f ? 0.0f": "0 either way",
         "wide = n > V": "read one by one, the same numbers",
