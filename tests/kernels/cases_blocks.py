@@ -224,10 +224,17 @@ def tiles_out_of_range(dtype: mx.Dtype) -> None:
             close(y[:, :1], (a64[0, 0, :16] @ b64[0, 0, :, 16:])[None, None], dtype, "sdd")
 
 
-def wrong_lists(dtype: mx.Dtype, plain: bool) -> None:
-    """An entry of the lists of tiles names what is just past the last: results of others stay."""
-    tile = kernel_block_tiles.BlockTile(2, 2, 16, 64, 2)
-    for mode, block, heads in (("dsd", (16, 64), 2), ("sdd", (16, 16), 1)):
+def wrong_lists(dtype: mx.Dtype, plain: bool, side: int = 16) -> None:
+    """An entry of the lists of tiles names what is just past the last: results of others stay.
+
+    side: 16 for the tiles of block_tiles.metal, 64 for block_groups.metal and block_samples.metal.
+    """
+    for mode, block, heads in (("dsd", (side, 64), 2), ("sdd", (side, side), 1)):
+        tile: Any = kernel_block_tiles.BlockTile(2, 2, 16, 64, 2)
+        if side == 64 and mode == "dsd":
+            tile = kernel_block_tiles.GroupTile(*((2, 4, 3) if LARGE else (2, 1, 2, 0, 16)))
+        elif side == 64:
+            tile = kernel_block_tiles.SampleTile(*((2, 5, 4) if LARGE else (1, 3, 3, 0, 16)))
         m, n, mask = 2 * block[0], 4 * block[1], np.ones((heads, 2, 4), bool)
         index = index_of(mask, block, (m, n))
         (a, a64), (b, b64) = (
@@ -248,15 +255,16 @@ def wrong_lists(dtype: mx.Dtype, plain: bool) -> None:
         a, b = (shifted(a), shifted(b)) if plain else (a, b)
         if mode == "dsd":  # rows of both heads that stay
             tail: tuple[int, ...] = (32,)
-            first, last, most = np.r_[:32], np.r_[32:64], np.r_[:16, 32:64]
+            first, last = np.r_[: 2 * side], np.r_[2 * side : 4 * side]
+            most = np.r_[:side, last]
             wrong = [("line", 0, 4, last), ("line", 1, 4, most), ("line", 1, 2, most)]
             wrong += [("block", 1, 16, most), ("other", 7, 4, first)]
-        else:  # blocks of the second tile
-            tail, na = (16, 16), int(lists.ptr[0])
-            cells = np.array(lists.block).reshape(-1)[4:]
+        else:  # blocks of other tiles than the first
+            tail, na, slots = block, int(lists.ptr[0]), lists.line.size // lists.groups
+            cells = np.array(lists.block).reshape(lists.groups, -1)[1:]
             cells = cells[cells >= 0]
             wrong = [("line", na - 1, 2, cells), ("line", na, 4, cells), ("block", 1, 8, cells)]
-            wrong += [("other", at, 256 * piece, cells) for at, piece in ((1, 5), (1, na - 1), (0, 4))]
+            wrong += [("other", at, 256 * piece, cells) for at, piece in ((1, slots), (1, na - 1), (0, 4))]
         for name, at, value, kept in wrong:
             entries = np.array(getattr(lists, name))
             entries.reshape(-1)[at] = value
@@ -311,6 +319,7 @@ for _name, _dtype in DTYPES.items():
     CASES[f"tiles_out_of_range-{_name}"] = partial(tiles_out_of_range, _dtype)
     for _plain in (False, True):
         CASES[f"tiles_wrong_lists{'_plain' * _plain}-{_name}"] = partial(wrong_lists, _dtype, _plain)
+        CASES[f"wrong_lists_groups_samples{'_plain' * _plain}-{_name}"] = partial(wrong_lists, _dtype, _plain, 64)
 for _mode, _shape in (("sdd", (1, 4)), ("dsd", (1, 4)), ("dsd", (4, 1)), ("dds", (4, 1)), ("dds", (1, 4))):
     CASES[f"{_mode}_tiles_{_shape[0]}x{_shape[1]}-f16"] = partial(
         tiled, mx.float16, _mode, False, False, _shape, (2, 2)
