@@ -86,6 +86,7 @@ def tiled(
     steps: tuple[int, int] | None = None,
     group: tuple[int, ...] | None = None,
     slots: int = 0,
+    cores: int = 5,
 ) -> None:
     """One product in tiles against dense float64. shape: simdgroups of a tile; parts: pieces of a block.
 
@@ -127,7 +128,7 @@ def tiled(
         index.nnz, lines.size, lines.other_size, lines.extent, lines.other_extent
     )
     lists = block_lists.tile_lists(index, lines, code, tile)
-    with mock.patch.object(kernel_block_tiles, "CORES", 5):  # several tiles a threadgroup
+    with mock.patch.object(kernel_block_tiles, "CORES", cores):  # several tiles a threadgroup
         run = kernel_block_tiles.block_tiles(code, *operands, lists, sizes, ta, tb, heads, tile)
     y = run(*operands)
     wanted = oracle.block_matmul(mode, *exact, mask, block, (m, n), ta, tb)
@@ -319,7 +320,9 @@ for _name, _dtype in DTYPES.items():
     CASES[f"tiles_out_of_range-{_name}"] = partial(tiles_out_of_range, _dtype)
     for _plain in (False, True):
         CASES[f"tiles_wrong_lists{'_plain' * _plain}-{_name}"] = partial(wrong_lists, _dtype, _plain)
-        CASES[f"wrong_lists_groups_samples{'_plain' * _plain}-{_name}"] = partial(wrong_lists, _dtype, _plain, 64)
+        CASES[f"wrong_lists_groups_samples{'_plain' * _plain}-{_name}"] = partial(
+            wrong_lists, _dtype, _plain, 64
+        )
 for _mode, _shape in (("sdd", (1, 4)), ("dsd", (1, 4)), ("dsd", (4, 1)), ("dds", (4, 1)), ("dds", (1, 4))):
     CASES[f"{_mode}_tiles_{_shape[0]}x{_shape[1]}-f16"] = partial(
         tiled, mx.float16, _mode, False, False, _shape, (2, 2)
@@ -343,6 +346,9 @@ for _name, _dtype in (("f16", mx.float16), ("bf16", mx.bfloat16)):
         CASES[f"{_mode}_groups_wide-{_name}"] = partial(
             tiled, _dtype, _mode, False, False, parts=(2, 2), heads=sized(1, 3),
             group=(1, 2, sized(2, 3), 0, sized(16, 64)),
+        )
+        CASES[f"{_mode}_groups_one_round-{_name}"] = partial(
+            tiled, _dtype, _mode, False, False, group=(2, 4, 3) if LARGE else (2, 1, 2, 0, 16), cores=99
         )
     for _ta in (False, True):
         for _tb in (False, True):

@@ -20,6 +20,7 @@ _OTHER_ZERO = "the other factor is 0"
 _CUDA = "the other case is CUDA's, where ps is not used"
 _NOT_READ = "only says where nothing is read"
 _OTHER_WAY = "the way for the others gives the same"
+_UNREAD = "copies that nobody reads"
 _COLUMNS = "columns past the last one are not written"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
@@ -79,11 +80,11 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "ahead > most": "order is the launcher's, and names tiles",
         "later <= most": "order is the launcher's, and names tiles",
         "of > most": "order is the launcher's, and names tiles",
-        "pe >= 0 || pc": "copies that nobody reads",
-        "pc >= 0 || ahead": "copies that nobody reads",
+        "pe >= 0 || pc": _UNREAD,
+        "pc >= 0 || ahead": _UNREAD,
         "after[0] <= 0": "0 either way",
         "leader <= 0": "0 either way",
-        "exist = entries >= 0": "copies that nobody reads",
+        "exist = entries >= 0": _UNREAD,
         "KEEP & 1) == 0": _CACHE,
         "KEEP & 2) == 0": _CACHE,
     },
@@ -103,6 +104,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "SLOT > P * SIDE": _ASSERTED,
         "inside[g] = found <= 0": "0 either way",
         "g == 0 && found > 0": "0 either way",
+        "if (s < na) at = at < 0 ? 0": _UNREAD,
         "sa > na": "a wrong list: what it gives means nothing, and stays inside",
         "sb > NS": "the test after is stronger",
         "s <= NS; s++) { if ((live": "the test after is stronger",
