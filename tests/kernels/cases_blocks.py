@@ -260,12 +260,15 @@ def wrong_lists(dtype: mx.Dtype, plain: bool, side: int = 16) -> None:
             most = np.r_[:side, last]
             wrong = [("line", 0, 4, last), ("line", 1, 4, most), ("line", 1, 2, most)]
             wrong += [("block", 1, 16, most), ("other", 7, 4, first)]
-        else:  # blocks of other tiles than the first
-            tail, na, slots = block, int(lists.ptr[0]), lists.line.size // lists.groups
-            cells = np.array(lists.block).reshape(lists.groups, -1)[1:]
+        else:  # blocks of other tiles than the last
+            tail, na, slots = block, int(lists.ptr[-1]), lists.line.size // lists.groups
+            cells = np.array(lists.block).reshape(lists.groups, -1)[:-1]
+            piece, place = slots * (lists.groups - 1), cells.size
             cells = cells[cells >= 0]
-            wrong = [("line", na - 1, 2, cells), ("line", na, 4, cells), ("block", 1, 8, cells)]
-            wrong += [("other", at, 256 * piece, cells) for at, piece in ((1, slots), (1, na - 1), (0, 4))]
+            wrong = [("line", piece + i, v, cells) for i, v in ((0, 2), (na - 1, 2), (na, 4))]
+            wrong += [("block", place + 1, 8, cells), ("other", place, 256 * 4, cells)]
+            pairs = (0, slots), (0, na - 1), (na, na)  # pieces of op(A) and op(B)
+            wrong += [("other", place + 1, i + 256 * j, cells) for i, j in pairs]
         for name, at, value, kept in wrong:
             entries = np.array(getattr(lists, name))
             entries.reshape(-1)[at] = value
@@ -364,4 +367,10 @@ for _name, _dtype in (("f16", mx.float16), ("bf16", mx.bfloat16)):
         tiled, _dtype, "sdd", False, False, parts=(2, 2), heads=sized(1, 3),
         group=(2, 4, 6) if LARGE else (1, 3, 3, 0, 16),
     )
+CASES["sdd_samples_deep-f16"] = partial(  # whole passes of copies
+    tiled, mx.float16, "sdd", False, False, heads=1, group=(2, 5, 4) if LARGE else (1, 3, 2, 0, 32)
+)
+CASES["sdd_samples_slots-f16"] = partial(  # more pieces than a tile of two rows has
+    tiled, mx.float16, "sdd", False, False, heads=1, group=(2, 5, 4) if LARGE else (1, 4, 3, 0, 16)
+)
 CASES["sdd_tiles_slots-f16"] = partial(tiled, mx.float16, "sdd", False, False, (2, 2), (1, 2), slots=4)

@@ -20,6 +20,8 @@ _OTHER_ZERO = "the other factor is 0"
 _CUDA = "the other case is CUDA's, where ps is not used"
 _NOT_READ = "only says where nothing is read"
 _OTHER_WAY = "the way for the others gives the same"
+_WRONG = "a wrong list: what it gives means nothing, and stays inside"
+_AFTER = "the test after is stronger"
 _UNREAD = "copies that nobody reads"
 _COLUMNS = "columns past the last one are not written"
 
@@ -80,6 +82,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "ahead > most": "order is the launcher's, and names tiles",
         "later <= most": "order is the launcher's, and names tiles",
         "of > most": "order is the launcher's, and names tiles",
+        "ahead <= 0 ? 0 : max(0, min(dims[8], ptr[g1": "tile 0 is in the first round",
+        "pe <= entries": _STRONGER,
+        "pe > entries": "one more step, in which nothing is multiplied",
         "pe >= 0 || pc": _UNREAD,
         "pc >= 0 || ahead": _UNREAD,
         "after[0] <= 0": "0 either way",
@@ -94,7 +99,14 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "SLOTS <= 32": _ASSERTED,
         "* STAGE > P": _ASSERTED,
         "leader <= 0": "0 either way",
-        "s <= SLOTS; s++) { if (way": "the test after is stronger",
+        "if (s < na) at = at < 0 ? 0": _UNREAD,
+        "left[c] <= na": _WRONG,
+        "right[c] <= SLOTS": _AFTER,
+        "block[group * P + c] > 0": _OTHER_WAY,
+        "row = row && cell[c] > 0": _OTHER_WAY,
+        "way <= 2": "none is the third",
+        "sb <= SLOTS": _AFTER,
+        "s <= SLOTS; s++) { if (way": _AFTER,
         "KEEP & 1) == 0": _CACHE,
     },
     "block_tiles.metal": {
@@ -105,9 +117,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "inside[g] = found <= 0": "0 either way",
         "g == 0 && found > 0": "0 either way",
         "if (s < na) at = at < 0 ? 0": _UNREAD,
-        "sa > na": "a wrong list: what it gives means nothing, and stays inside",
-        "sb > NS": "the test after is stronger",
-        "s <= NS; s++) { if ((live": "the test after is stronger",
+        "sa > na": _WRONG,
+        "sb > NS": _AFTER,
+        "s <= NS; s++) { if ((live": _AFTER,
         "from[s <= G ? s": _NOT_READ,
         "KEEP == 0": _CACHE,
     },
