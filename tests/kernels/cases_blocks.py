@@ -236,7 +236,7 @@ def wrong_lists(dtype: mx.Dtype, plain: bool, side: int = 16) -> None:
             tile = kernel_block_tiles.GroupTile(*((2, 4, 3) if LARGE else (2, 1, 2, 0, 16)))
         elif side == 64:
             tile = kernel_block_tiles.SampleTile(*((2, 5, 4) if LARGE else (1, 3, 3, 0, 16)))
-        m, n, mask = 2 * block[0], 4 * block[1], np.ones((heads, 2, 4), bool)
+        m, n, mask = 2 * block[0], 3 * block[1], np.ones((heads, 2, 3), bool)
         index = index_of(mask, block, (m, n))
         (a, a64), (b, b64) = (
             values(i, (1, heads, *side), dtype)
@@ -259,14 +259,14 @@ def wrong_lists(dtype: mx.Dtype, plain: bool, side: int = 16) -> None:
             first, last = np.r_[: 2 * side], np.r_[2 * side : 4 * side]
             most = np.r_[:side, last]
             wrong = [("line", 0, 4, last), ("line", 1, 4, most), ("line", 1, 2, most)]
-            wrong += [("block", 1, 16, most), ("other", 7, 4, first)]
+            wrong += [("block", 1, index.nnz, most), ("other", 5, 3, first)]
         else:  # blocks of other tiles than the last
             tail, na, slots = block, int(lists.ptr[-1]), lists.line.size // lists.groups
             cells = np.array(lists.block).reshape(lists.groups, -1)[:-1]
             piece, place = slots * (lists.groups - 1), cells.size
             cells = cells[cells >= 0]
-            wrong = [("line", piece + i, v, cells) for i, v in ((0, 2), (na - 1, 2), (na, 4))]
-            wrong += [("block", place + 1, 8, cells), ("other", place, 256 * 4, cells)]
+            wrong = [("line", piece + i, v, cells) for i, v in ((0, 2), (na - 1, 2), (na, 3))]
+            wrong += [("block", place + 1, index.nnz, cells), ("other", place, 256 * 4, cells)]
             pairs = (0, slots), (0, na - 1), (na, na)  # pieces of op(A) and op(B)
             wrong += [("other", place + 1, i + 256 * j, cells) for i, j in pairs]
         for name, at, value, kept in wrong:
