@@ -260,13 +260,13 @@ def wrong_lists(dtype: mx.Dtype, plain: bool, side: int = 16) -> None:
             most = np.r_[:side, last]
             wrong = [("line", 0, 4, last), ("line", 1, 4, most), ("line", 1, 2, most)]
             wrong += [("block", 1, index.nnz, most), ("other", 5, 3, first)]
-        else:  # blocks of other tiles than the last
+        else:  # blocks of other tiles than the last, or the first
             tail, na, slots = block, int(lists.ptr[-1]), lists.line.size // lists.groups
-            cells = np.array(lists.block).reshape(lists.groups, -1)[:-1]
-            piece, place = slots * (lists.groups - 1), cells.size
-            cells = cells[cells >= 0]
+            held = np.array(lists.block).reshape(lists.groups, -1)
+            piece, place = slots * (lists.groups - 1), held[:-1].size
+            cells, other = (a[a >= 0] for a in (held[:-1], held[1:]))
             wrong = [("line", piece + i, v, cells) for i, v in ((0, 2), (na - 1, 2), (na, 3))]
-            wrong += [("block", place + 1, index.nnz, cells), ("other", place, 256 * 4, cells)]
+            wrong += [("block", place + 1, index.nnz, cells), ("other", 0, 256 * 4, other)]
             pairs = (0, slots), (0, na - 1), (na, na)  # pieces of op(A) and op(B)
             wrong += [("other", place + 1, i + 256 * j, cells) for i, j in pairs]
         for name, at, value, kept in wrong:
