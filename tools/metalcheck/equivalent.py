@@ -55,7 +55,8 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "block_flash_groups.metal": {
         "STAGE >= QSIZE ? STAGE": "of two equal ones either",
         "i <= BM / PASS": "overwritten with scores",
-        "count >= 0 ? size_t(": _NOT_READ,
+        "count >= 0 && kthere": _NOT_READ,
+        "count >= 0 && vthere": _NOT_READ,
         "keys <= BN": _MASKS,
         "c <= BN ? -INFINITY": _MASKS,
         "keep = r <= keys": "a row of zeros",
