@@ -86,6 +86,7 @@ def tiled(
     steps: tuple[int, int] | None = None,
     group: tuple[int, ...] | None = None,
     slots: int = 0,
+    cores: int = 5,
 ) -> None:
     """One product in tiles against dense float64. shape: simdgroups of a tile; parts: pieces of a block.
 
@@ -127,7 +128,7 @@ def tiled(
         index.nnz, lines.size, lines.other_size, lines.extent, lines.other_extent
     )
     lists = block_lists.tile_lists(index, lines, code, tile)
-    with mock.patch.object(kernel_block_tiles, "CORES", 5):  # several tiles a threadgroup
+    with mock.patch.object(kernel_block_tiles, "CORES", cores):  # several tiles a threadgroup
         run = kernel_block_tiles.block_tiles(code, *operands, lists, sizes, ta, tb, heads, tile)
     y = run(*operands)
     wanted = oracle.block_matmul(mode, *exact, mask, block, (m, n), ta, tb)
@@ -224,11 +225,18 @@ def tiles_out_of_range(dtype: mx.Dtype) -> None:
             close(y[:, :1], (a64[0, 0, :16] @ b64[0, 0, :, 16:])[None, None], dtype, "sdd")
 
 
-def wrong_lists(dtype: mx.Dtype, plain: bool) -> None:
-    """An entry of the lists of tiles names what is just past the last: results of others stay."""
-    tile = kernel_block_tiles.BlockTile(2, 2, 16, 64, 2)
-    for mode, block, heads in (("dsd", (16, 64), 2), ("sdd", (16, 16), 1)):
-        m, n, mask = 2 * block[0], 4 * block[1], np.ones((heads, 2, 4), bool)
+def wrong_lists(dtype: mx.Dtype, plain: bool, side: int = 16) -> None:
+    """An entry of the lists of tiles names what is just past the last: results of others stay.
+
+    side: 16 for the tiles of block_tiles.metal, 64 for block_groups.metal and block_samples.metal.
+    """
+    for mode, block, heads in (("dsd", (side, 64), 2), ("sdd", (side, side), 1)):
+        tile: Any = kernel_block_tiles.BlockTile(2, 2, 16, 64, 2)
+        if side == 64 and mode == "dsd":
+            tile = kernel_block_tiles.GroupTile(*((2, 4, 3) if LARGE else (2, 1, 2, 0, 16)))
+        elif side == 64:
+            tile = kernel_block_tiles.SampleTile(*((2, 5, 4) if LARGE else (1, 3, 3, 0, 16)))
+        m, n, mask = 2 * block[0], 3 * block[1], np.ones((heads, 2, 3), bool)
         index = index_of(mask, block, (m, n))
         (a, a64), (b, b64) = (
             values(i, (1, heads, *side), dtype)
@@ -248,15 +256,19 @@ def wrong_lists(dtype: mx.Dtype, plain: bool) -> None:
         a, b = (shifted(a), shifted(b)) if plain else (a, b)
         if mode == "dsd":  # rows of both heads that stay
             tail: tuple[int, ...] = (32,)
-            first, last, most = np.r_[:32], np.r_[32:64], np.r_[:16, 32:64]
+            first, last = np.r_[: 2 * side], np.r_[2 * side : 4 * side]
+            most = np.r_[:side, last]
             wrong = [("line", 0, 4, last), ("line", 1, 4, most), ("line", 1, 2, most)]
-            wrong += [("block", 1, 16, most), ("other", 7, 4, first)]
-        else:  # blocks of the second tile
-            tail, na = (16, 16), int(lists.ptr[0])
-            cells = np.array(lists.block).reshape(-1)[4:]
-            cells = cells[cells >= 0]
-            wrong = [("line", na - 1, 2, cells), ("line", na, 4, cells), ("block", 1, 8, cells)]
-            wrong += [("other", at, 256 * piece, cells) for at, piece in ((1, 5), (1, na - 1), (0, 4))]
+            wrong += [("block", 1, index.nnz, most), ("other", 5, 3, first)]
+        else:  # blocks of other tiles than the last, or the first
+            tail, na, slots = block, int(lists.ptr[-1]), lists.line.size // lists.groups
+            held = np.array(lists.block).reshape(lists.groups, -1)
+            piece, place = slots * (lists.groups - 1), held[:-1].size
+            cells, other = (a[a >= 0] for a in (held[:-1], held[1:]))
+            wrong = [("line", piece + i, v, cells) for i, v in ((0, 2), (na - 1, 2), (na, 3))]
+            wrong += [("block", place + 1, index.nnz, cells), ("other", 0, 256 * 4, other)]
+            pairs = (0, slots), (0, na - 1), (na, na)  # pieces of op(A) and op(B)
+            wrong += [("other", place + 1, i + 256 * j, cells) for i, j in pairs]
         for name, at, value, kept in wrong:
             entries = np.array(getattr(lists, name))
             entries.reshape(-1)[at] = value
@@ -311,6 +323,9 @@ for _name, _dtype in DTYPES.items():
     CASES[f"tiles_out_of_range-{_name}"] = partial(tiles_out_of_range, _dtype)
     for _plain in (False, True):
         CASES[f"tiles_wrong_lists{'_plain' * _plain}-{_name}"] = partial(wrong_lists, _dtype, _plain)
+        CASES[f"wrong_lists_groups_samples{'_plain' * _plain}-{_name}"] = partial(
+            wrong_lists, _dtype, _plain, 64
+        )
 for _mode, _shape in (("sdd", (1, 4)), ("dsd", (1, 4)), ("dsd", (4, 1)), ("dds", (4, 1)), ("dds", (1, 4))):
     CASES[f"{_mode}_tiles_{_shape[0]}x{_shape[1]}-f16"] = partial(
         tiled, mx.float16, _mode, False, False, _shape, (2, 2)
@@ -335,6 +350,9 @@ for _name, _dtype in (("f16", mx.float16), ("bf16", mx.bfloat16)):
             tiled, _dtype, _mode, False, False, parts=(2, 2), heads=sized(1, 3),
             group=(1, 2, sized(2, 3), 0, sized(16, 64)),
         )
+        CASES[f"{_mode}_groups_one_round-{_name}"] = partial(
+            tiled, _dtype, _mode, False, False, group=(2, 4, 3) if LARGE else (2, 1, 2, 0, 16), cores=99
+        )
     for _ta in (False, True):
         for _tb in (False, True):
             CASES[f"sdd_samples{'_ta' * _ta}{'_tb' * _tb}-{_name}"] = partial(
@@ -349,4 +367,10 @@ for _name, _dtype in (("f16", mx.float16), ("bf16", mx.bfloat16)):
         tiled, _dtype, "sdd", False, False, parts=(2, 2), heads=sized(1, 3),
         group=(2, 4, 6) if LARGE else (1, 3, 3, 0, 16),
     )
+CASES["sdd_samples_deep-f16"] = partial(  # whole passes of copies
+    tiled, mx.float16, "sdd", False, False, heads=1, group=(2, 5, 4) if LARGE else (1, 3, 2, 0, 32)
+)
+CASES["sdd_samples_slots-f16"] = partial(  # more pieces than a tile of two rows has
+    tiled, mx.float16, "sdd", False, False, heads=1, group=(2, 5, 4) if LARGE else (1, 4, 3, 0, 16)
+)
 CASES["sdd_tiles_slots-f16"] = partial(tiled, mx.float16, "sdd", False, False, (2, 2), (1, 2), slots=4)

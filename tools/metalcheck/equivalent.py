@@ -20,6 +20,9 @@ _OTHER_ZERO = "the other factor is 0"
 _CUDA = "the other case is CUDA's, where ps is not used"
 _NOT_READ = "only says where nothing is read"
 _OTHER_WAY = "the way for the others gives the same"
+_WRONG = "a wrong list: what it gives means nothing, and stays inside"
+_AFTER = "the test after is stronger"
+_UNREAD = "copies that nobody reads"
 _COLUMNS = "columns past the last one are not written"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
@@ -52,7 +55,8 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "block_flash_groups.metal": {
         "STAGE >= QSIZE ? STAGE": "of two equal ones either",
         "i <= BM / PASS": "overwritten with scores",
-        "count >= 0 ? size_t(": _NOT_READ,
+        "count >= 0 && kthere": _NOT_READ,
+        "count >= 0 && vthere": _NOT_READ,
         "keys <= BN": _MASKS,
         "c <= BN ? -INFINITY": _MASKS,
         "keep = r <= keys": "a row of zeros",
@@ -70,6 +74,42 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     },
     "block_softmax.metal": {"pass <= 2": _AGAIN},
     "block_softmax_grad.metal": {"pass <= 2": _AGAIN},
+    "block_groups.metal": {
+        "(64 + VEC)) < STAGE ? 2": _OTHER_WAY,
+        "PARTS >= 1": _ASSERTED,
+        "STAGES > 2": _ASSERTED,
+        "STAGES < 32": _ASSERTED,
+        "* LDY < STAGE": _ASSERTED,
+        "ahead > most": "order is the launcher's, and names tiles",
+        "later <= most": "order is the launcher's, and names tiles",
+        "of > most": "order is the launcher's, and names tiles",
+        "ahead <= 0 ? 0 : max(0, min(dims[8], ptr[g1": "tile 0 is in the first round",
+        "pe <= entries": _STRONGER,
+        "pe > entries": "one more step, in which nothing is multiplied",
+        "pe >= 0 || pc": _UNREAD,
+        "pc >= 0 || ahead": _UNREAD,
+        "after[0] <= 0": "0 either way",
+        "leader <= 0": "0 either way",
+        "exist = entries >= 0": _UNREAD,
+        "KEEP & 1) == 0": _CACHE,
+        "KEEP & 2) == 0": _CACHE,
+    },
+    "block_samples.metal": {
+        "STAGES > 2": _ASSERTED,
+        "SLOTS > WSLOTS": _ASSERTED,
+        "SLOTS <= 32": _ASSERTED,
+        "* STAGE > P": _ASSERTED,
+        "leader <= 0": "0 either way",
+        "if (s < na) at = at < 0 ? 0": _UNREAD,
+        "left[c] <= na": _WRONG,
+        "right[c] <= SLOTS": _AFTER,
+        "block[group * P + c] > 0": _OTHER_WAY,
+        "row = row && cell[c] > 0": _OTHER_WAY,
+        "way <= 2": "none is the third",
+        "sb <= SLOTS": _AFTER,
+        "s <= SLOTS; s++) { if (way": _AFTER,
+        "KEEP & 1) == 0": _CACHE,
+    },
     "block_tiles.metal": {
         "TA == 0);": "rows of another length",
         "ASIZE >= BSIZE": "of two equal ones either",
@@ -77,9 +117,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "SLOT > P * SIDE": _ASSERTED,
         "inside[g] = found <= 0": "0 either way",
         "g == 0 && found > 0": "0 either way",
-        "sa > na": "a wrong list: what it gives means nothing, and stays inside",
-        "sb > NS": "the test after is stronger",
-        "s <= NS; s++) { if ((live": "the test after is stronger",
+        "if (s < na) at = at < 0 ? 0": _UNREAD,
+        "sa > na": _WRONG,
+        "sb > NS": _AFTER,
+        "s <= NS; s++) { if ((live": _AFTER,
         "from[s <= G ? s": _NOT_READ,
         "KEEP == 0": _CACHE,
     },
