@@ -14,11 +14,13 @@ from mlxsparse.backend import pace
 HAS_GPU = mx.metal.is_available() or mx.cuda.is_available()
 pytestmark = pytest.mark.skipif(not HAS_GPU, reason="MLX has neither Metal nor CUDA here")
 
-LAYERS, ROWS, CHANNELS = 60, 40_000, 32
+ROWS, CHANNELS = 40_000, 32
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_gpu_memory_of_a_chain_of_layers(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+def test_gpu_memory_of_a_chain_does_not_grow_with_its_layers(
+    monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
     before = mx.default_device()
     mx.set_default_device(mx.gpu)
     try:
@@ -26,27 +28,28 @@ def test_gpu_memory_of_a_chain_of_layers(monkeypatch: pytest.MonkeyPatch, compil
         sites = np.unique(np.random.default_rng(0).integers(0, 50, (ROWS, 3)), axis=0)
         coords = np.column_stack([np.zeros(len(sites)), sites]).astype(np.int32)
         x = ms.SparseTensor(coords, mx.ones((len(sites), CHANNELS)), batch_size=1)
-        w = mx.random.normal((CHANNELS, 3, 3, 3, CHANNELS)) / 30
-
-        def chain(x: ms.SparseTensor) -> ms.SparseTensor:
-            for _ in range(LAYERS):
-                x = ms.ops.subm_conv3d(x, w)
-            return x
-
-        call: Callable[[ms.SparseTensor], ms.SparseTensor] = ms.compile(chain) if compiled else chain
         x = x.with_capacity(len(sites)) if compiled else x
-        wanted = None
-        for _ in range(3):
-            mx.synchronize()
-            mx.clear_cache()
-            held = mx.get_active_memory()
-            mx.reset_peak_memory()
-            y = call(x)
-            mx.eval(y.feats)
-            peak = mx.get_peak_memory() - held
-            assert wanted is None or mx.array_equal(y.feats, wanted)
-            wanted = y.feats
-        each = len(sites) * CHANNELS * 4
-        assert peak < LAYERS * each / 2, f"{peak >> 20} MiB for results of {LAYERS * each >> 20}"
+        w = mx.random.normal((CHANNELS, 3, 3, 3, CHANNELS)) / 30
+        few, many = (peak(x, w, layers, compiled) for layers in (30, 90))  # maps and weights are in both
+        result = len(sites) * CHANNELS * 4
+        assert many - few < 10 * result, f"{few >> 20} and {many >> 20} MiB, a result has {result >> 20}"
     finally:
         mx.set_default_device(before)
+
+
+def peak(x: ms.SparseTensor, w: mx.array, layers: int, compiled: bool) -> int:
+    """Bytes beyond those that were there, of the third call."""
+
+    def chain(x: ms.SparseTensor) -> ms.SparseTensor:
+        for _ in range(layers):
+            x = ms.ops.subm_conv3d(x, w)
+        return x
+
+    call: Callable[[ms.SparseTensor], ms.SparseTensor] = ms.compile(chain) if compiled else chain
+    for _ in range(3):
+        mx.synchronize()
+        mx.clear_cache()
+        held = mx.get_active_memory()
+        mx.reset_peak_memory()
+        mx.eval(call(x).feats)
+    return mx.get_peak_memory() - held
