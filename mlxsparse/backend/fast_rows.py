@@ -44,22 +44,11 @@ def _passes() -> Any:
     return _numba_passes
 
 
-def activate(
-    x: np.ndarray,
-    mean: np.ndarray,
-    var: np.ndarray,
-    weight: np.ndarray,
-    bias: np.ndarray,
-    eps: np.float32,
-    add: np.ndarray,
-    relu: bool,
-    length: int,
-    y: np.ndarray,
-) -> None:
+def activate(x: np.ndarray, steps: Finish, length: int, y: np.ndarray) -> None:
     """As engine.pointwise._activate; workers help."""
     code, crew = _passes(), team.crew(len(y) >= WAKE)
     job = team.job(code.activate_part)
-    code.activate(crew, job, x, mean, var, weight, bias, eps, add, relu, length, y)
+    code.activate(crew, job, x, *steps.vectors, steps.eps, steps.add, steps.relu, length, y)
 
 
 def put_columns(source: np.ndarray, y: np.ndarray, first: int) -> None:

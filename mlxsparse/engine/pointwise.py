@@ -95,39 +95,29 @@ def finish_rows(y: np.ndarray, steps: Finish, x: np.ndarray | None = None) -> No
     rows, channels = y.shape
     length = max(1, PIECE // channels) * channels  # whole rows
     source, target = _NONE if x is None else x.reshape(-1), y.reshape(-1)
-    vectors, eps, more, relu = steps.vectors, steps.eps, steps.add.reshape(-1)[: y.size], steps.relu
+    flat = steps._replace(add=steps.add.reshape(-1)[: y.size])
     if fast.available():
-        fast_rows.activate(source, *vectors, eps, more, relu, length, target)
+        fast_rows.activate(source, flat, length, target)
         return
     if y.size < LARGE:
-        _activate(source, *vectors, eps, more, relu, length, target)
+        _activate(source, flat, length, target)
         return
     parts = 2 * num_threads()
     edges = np.arange(parts + 1) * rows // parts * channels
 
     def work(i: int) -> None:
         here = slice(edges[i], edges[i + 1])
-        _activate(source[here], *vectors, eps, more[here], relu, length, target[here])
+        _activate(source[here], flat._replace(add=flat.add[here]), length, target[here])
 
     parallel(work, parts)
 
 
-def _activate(
-    x: np.ndarray,
-    mean: np.ndarray,
-    var: np.ndarray,
-    weight: np.ndarray,
-    bias: np.ndarray,
-    eps: np.float32,
-    add: np.ndarray,
-    relu: bool,
-    length: int,
-    y: np.ndarray,
-) -> None:
+def _activate(x: np.ndarray, steps: Finish, length: int, y: np.ndarray) -> None:
     """`activated` of flat arrays, whole rows, by pieces of `length` values; without x, y is the source.
 
     The order of operations is nn.BatchNorm's, and so are the bits.
     """
+    (mean, var, weight, bias), eps, add, relu, _ = steps
     scale = shift = _NONE
     if len(mean):
         scale = np.float32(1) / np.sqrt(var + eps)
