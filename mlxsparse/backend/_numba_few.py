@@ -144,6 +144,25 @@ def _taps_of(weight: np.ndarray, n: int) -> np.ndarray:
 
 
 @njit(nogil=True, error_model="numpy")
+def _add_rows(
+    lanes: tuple[int, ...], xs: int, into: int, ys: int, out: int, w: int, k: int, n: int, count: int
+) -> None:
+    """Rows of y at the numbers in `out` += rows of x at those in `into` times w (k, n); all are addresses."""
+    step = 4 * len(lanes)
+    for _ in range(count // 8):
+        if len(lanes) == 4:
+            _add_fours(xs, into, ys, out, w, k, n)  # type: ignore[call-arg]
+        else:
+            for c in range(0, 4 * n, step):
+                _add_products(lanes, _EIGHT, xs, into, ys + c, out, w + c, k, n)  # type: ignore[call-arg]
+        into, out = into + 32, out + 32
+    for _ in range(count % 8):
+        for c in range(0, 4 * n, step):
+            _add_products(lanes, _ONE, xs, into, ys + c, out, w + c, k, n)  # type: ignore[call-arg]
+        into, out = into + 4, out + 4
+
+
+@njit(nogil=True, error_model="numpy")
 def _convolve(
     lanes: tuple[int, ...],
     gemv_at: int,
@@ -176,7 +195,6 @@ def _convolve(
     in_place = n == channels and len(out_order) == 0
     total = y if in_place else np.empty((last - first, n), np.float32)
     one, rows = np.empty(n, np.float32), np.empty(last - first if len(order) else 0, np.int32)
-    step = 4 * len(lanes)
     into0, out0 = np.int64(in_rank.ctypes.data), np.int64(out_rank.ctypes.data)
     zero = 0 if in_place else first  # rank of the first row of total
     for row in range(first - zero, last - zero):
@@ -197,17 +215,7 @@ def _convolve(
             gemv(gemv_at, n, k, xs + 4 * k * np.int64(row), w, one.ctypes.data)  # type: ignore[call-arg]
             total[out_rank[a] - zero] += one
             continue
-        for _ in range((b - a) // 8):
-            if len(lanes) == 4:
-                _add_fours(xs, into, ys, out, w, k, n)  # type: ignore[call-arg]
-            else:
-                for c in range(0, 4 * n, step):
-                    _add_products(lanes, _EIGHT, xs, into, ys + c, out, w + c, k, n)  # type: ignore[call-arg]
-            into, out = into + 32, out + 32
-        for _ in range((b - a) % 8):
-            for c in range(0, 4 * n, step):
-                _add_products(lanes, _ONE, xs, into, ys + c, out, w + c, k, n)  # type: ignore[call-arg]
-            into, out = into + 4, out + 4
+        _add_rows(lanes, xs, into, ys, out, w, k, n, b - a)
     length = factors.shape[1] if factors.shape[1] else 1 << 10
     flat = total.reshape(-1)[(first - zero) * n : (last - zero) * n]
     extra = np.zeros((last - first if mixed[2] else 0, n), np.float32)
@@ -244,18 +252,8 @@ def _mix(
     for i in range(count):
         rows[i] = out_order[first + i] if len(out_order) else first + i
     into, out = np.int64(rows.ctypes.data), np.int64(places.ctypes.data)
-    ys, step = np.int64(extra.ctypes.data), 4 * len(lanes)
-    for _ in range(count // 8):
-        if len(lanes) == 4:
-            _add_fours(xs, into, ys, out, w, k, n)  # type: ignore[call-arg]
-        else:
-            for c in range(0, 4 * n, step):
-                _add_products(lanes, _EIGHT, xs, into, ys + c, out, w + c, k, n)  # type: ignore[call-arg]
-        into, out = into + 32, out + 32
-    for _ in range(count % 8):
-        for c in range(0, 4 * n, step):
-            _add_products(lanes, _ONE, xs, into, ys + c, out, w + c, k, n)  # type: ignore[call-arg]
-        into, out = into + 4, out + 4
+    ys = np.int64(extra.ctypes.data)
+    _add_rows(lanes, xs, into, ys, out, w, k, n, count)
     return len(rows) + len(places)  # they live until here
 
 
