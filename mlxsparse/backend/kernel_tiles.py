@@ -135,6 +135,30 @@ def tap_tiles(
     return TapTiles(tiled, rows, masks, sources, m, active)
 
 
+def table_of(tiles: TapTiles) -> mx.array:
+    """The table that tiles were made from: (T, M) int32, -1 where there is no pair."""
+    if tiles.size == 0 or tiles.taps == 0:
+        return filled((tiles.taps, tiles.size), -1, mx.int32)
+    by_tap = tiles.nbr if tiles.nbr.ndim == 2 else tiles.nbr.swapaxes(0, 1).reshape(tiles.taps, -1)
+    last = mx.array(tiles.size, mx.int32)
+    places = mx.argsort(mx.where(tiles.rows < 0, last, tiles.rows))[: tiles.size]
+    return mx.take(by_tap, places, axis=1)
+
+
+def itself(size: int, count: int | mx.array) -> TapTiles:
+    """Tiles of the map with one tap of each of the first `count` of `size` rows to itself."""
+    active = count if isinstance(count, int) else size
+    if size == 0:
+        return tap_tiles(filled((1, 0), -1, mx.int32), 0)
+    places = blocks(size, PLACES) * PLACES
+    numbers = mx.arange(places, dtype=mx.int32)
+    rows = mx.where(numbers < size, numbers, -1)
+    nbr = rows if isinstance(count, int) and count == size else mx.where(numbers < count, numbers, -1)
+    masks = (numbers[::32] < count).astype(mx.uint32)[:, None]
+    shape = (places // 32, 1, 32) if grouped else (1, places)
+    return TapTiles(nbr.reshape(shape), rows, masks, size, size, active)
+
+
 # ---------------------------------------------------------------- products
 
 

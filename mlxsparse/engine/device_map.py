@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.autodiff import replaying
-from ..backend.kernel_tiles import TapTiles, tap_tiles
+from ..backend.kernel_tiles import TapTiles, itself, table_of, tap_tiles
 from ..backend.library import begin, numbers
 from ..backend.replay import plainly
 from .neighbors import TapPairs
@@ -22,7 +22,10 @@ BEGUN = 1 << 18  # rows from which on a GPU is kept busy while the host goes on:
 
 
 class Side:
-    """One side of a map: the row on the other side of each tap and row."""
+    """One side of a map: the row on the other side of each tap and row.
+
+    Once there are tiles, what they were made from is let go of: a table follows from them.
+    """
 
     def __init__(
         self,
@@ -34,7 +37,7 @@ class Side:
         tiles: Callable[[], TapTiles] | None = None,
         origin: mx.array | None = None,
     ):
-        self._make = make
+        self._make: Callable[[], mx.array] | None = make
         self._origin = origin  # what all that is made here follows from
         self._by_row = by_row  # from which tiles are made faster
         self._make_tiles = tiles  # where they are made without the table
@@ -45,8 +48,12 @@ class Side:
     @cached_property
     def table(self) -> mx.array:
         """(T, rows) int32, -1 where there is no pair."""
+        return self.untiled()
+
+    def untiled(self) -> mx.array:
+        """The table, not kept."""
         with self._launches():
-            return self._make()
+            return table_of(self.tiles) if self._make is None else self._make()
 
     def _launches(self) -> plainly:
         return plainly(False) if self._origin is None else replaying(self._origin)
@@ -63,11 +70,12 @@ class Side:
                     rows, keys = self._by_row()
                     tiles = tap_tiles(rows, self.sources, self.size, active, keys, by_row=True)
                 else:
-                    tiles = tap_tiles(self.table, self.sources, self.size, active)
+                    rows = self.__dict__["table"] if "table" in self.__dict__ else self._make()
+                    tiles = tap_tiles(rows, self.sources, self.size, active)
         # What is sorted takes the GPU long enough.
         if tiles.size >= BEGUN and self._make_tiles is None:
             begin(*tiles[:3])
-        self._by_row = self._make_tiles = None
+        self._make = self._by_row = self._make_tiles = None
         return tiles
 
     @property
@@ -143,10 +151,11 @@ def submanifold(
     count: int | mx.array,
     size: tuple[int, ...],
     by_row: Callable[[], ByRow] | None = None,
+    tiles: Callable[[], TapTiles] | None = None,
     origin: mx.array | None = None,
 ) -> DeviceMap:
     """Map of a set onto itself, symmetric under t -> T - 1 - t; `make` gives its table."""
-    output = Side(make, rows, size, count, by_row, origin=origin)
+    output = Side(make, rows, size, count, by_row, tiles, origin=origin)
     mirrored = Side(lambda: output.table[::-1], rows, size, count)
     return DeviceMap(output, mirrored, count, count, symmetric=True)
 
@@ -154,11 +163,11 @@ def submanifold(
 def identity(size: int, count: int | mx.array) -> DeviceMap:
     """Each of the first `count` rows to itself."""
 
-    def itself() -> mx.array:
+    def table() -> mx.array:
         rows = numbers(size)
         return mx.where(rows < count, rows, mx.array(-1, mx.int32))[None]
 
-    return submanifold(itself, size, count, (1,))
+    return submanifold(table, size, count, (1,), tiles=lambda: itself(size, count))
 
 
 def of_pairs(pairs: TapPairs, rows_in: int, rows_out: int) -> DeviceMap:
