@@ -202,7 +202,7 @@ def _marked(
 
 
 class Makers(NamedTuple):
-    """What makes one side of a map (engine/device_map.py); without a table it is the other side's, flipped."""
+    """What makes one side of a map (engine/device_map.py); without a table, the other side's is flipped."""
 
     table: Callable[[], mx.array] | None = None
     by_row: Callable[[], ByRow] | None = None
@@ -216,7 +216,8 @@ def _by_bits(source: Record, target: Record, kernel: Kernel) -> tuple[Makers, Ma
     shape = Geometry(kernel.size, kernel.stride, kernel.padding, kernel.dilation)
     rows_in, rows_out = source.coords.shape[0], target.coords.shape[0]
     if target.marks is not None:
-        output, inputs = _from_marked(source.coords, target.marks._replace(geometry=shape), rows_out), Makers()
+        there = target.marks._replace(geometry=shape)
+        output, inputs = _from_marked(source.coords, there, rows_out), Makers()
         if kernel.covers_once and kernel.volume <= kernel_bits.MOST_WINDOW_TAPS:
             windows = source.coords, target.marks, kernel.stride, rows_out
             inputs = inputs._replace(tiles=partial(kernel_bits.windows_input, *windows, source.known))
@@ -295,13 +296,15 @@ def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
 
 
 def _side(
-    makers: Makers, size: Triple, origin: mx.array, sources: int, count: int | mx.array, other: Side | None = None
+    makers: Makers,
+    size: Triple,
+    origin: mx.array,
+    sources: int,
+    count: int | mx.array,
+    other: Side | None = None,
 ) -> Side:
-    table = makers.table
-    if table is None:
+    def turned() -> mx.array:
         assert other is not None
+        return kernel_coords.flipped(other.untiled(), other.sources)
 
-        def table() -> mx.array:
-            return kernel_coords.flipped(other.untiled(), other.sources)
-
-    return Side(table, sources, size, count, *makers[1:], origin=origin)
+    return Side(makers.table or turned, sources, size, count, *makers[1:], origin=origin)

@@ -70,8 +70,8 @@ class Side:
                     rows, keys = self._by_row()
                     tiles = tap_tiles(rows, self.sources, self.size, active, keys, by_row=True)
                 else:
-                    rows = self.__dict__["table"] if "table" in self.__dict__ else self._make()
-                    tiles = tap_tiles(rows, self.sources, self.size, active)
+                    table = self.__dict__["table"] if "table" in self.__dict__ else self.untiled()
+                    tiles = tap_tiles(table, self.sources, self.size, active)
         # What is sorted takes the GPU long enough.
         if tiles.size >= BEGUN and self._make_tiles is None:
             begin(*tiles[:3])
