@@ -196,7 +196,8 @@ if (!fast) {
       float sum = 0.0f;
       for (int t = 0; t < K; t++) {
         int j = nbr[size_t(place / 32) * size_t(group) + size_t(t) * size_t(next_tap) + size_t(place % 32)];
-        if (j >= 0 && j < rows_in)
+        bool own = (masks[size_t(place / 32) * size_t(words) + size_t(t / 32)] >> uint(t % 32) & 1u) != 0u;
+        if (own && j >= 0 && j < rows_in)
           for (int r = 0; r < RED; r++)
             sum += float(x[size_t(j) * size_t(RED) + size_t(r)]) *
                    float(weight[(c * K + t) * RED + r]);

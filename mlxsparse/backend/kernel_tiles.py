@@ -50,24 +50,33 @@ grouped = True
 class TapTiles(NamedTuple):
     """One side of a kernel map, its rows ordered by the taps that they have."""
 
-    nbr: mx.array  # (P / 32, T, 32) int32 row read through each tap, -1 none; or (T, P)
+    nbr: mx.array  # (P / 32, T, 32) int32 row read through each tap, -1 none; or (T, P); see `alone`
     rows: mx.array  # (P,) int32 row of each place, -1 past the last
     masks: mx.array  # (P / 32, ceil(T / 32)) uint32 taps of 32 places
     sources: int  # rows on the other side
     size: int  # rows on this side
     active: int  # of these, the first that can have pairs
+    alone: int = 0  # T, where each PLACES places have one tap and nbr, (P / 32, 1, 32), is of that
 
     @property
     def taps(self) -> int:
-        return self.nbr.shape[-2]
+        return self.alone or self.nbr.shape[-2]
 
     @property
     def places(self) -> int:
         return self.rows.shape[0]
 
     @property
+    def used(self) -> int:
+        """Places from which on there is no pair: a multiple of PLACES, at least one."""
+        found = self.active // PLACES + self.alone if self.alone else blocks(self.active, PLACES)
+        return max(1, found) * PLACES
+
+    @property
     def steps(self) -> tuple[int, int]:
         """From 32 places to the next 32, and from a tap to the next, in elements of nbr."""
+        if self.alone:
+            return 32, 0
         return (32 * self.taps, 32) if self.nbr.ndim == 3 else (32, self.places)
 
 
@@ -139,7 +148,11 @@ def table_of(tiles: TapTiles) -> mx.array:
     """The table that tiles were made from: (T, M) int32, -1 where there is no pair."""
     if tiles.size == 0 or tiles.taps == 0:
         return filled((tiles.taps, tiles.size), -1, mx.int32)
-    by_tap = tiles.nbr if tiles.nbr.ndim == 2 else tiles.nbr.swapaxes(0, 1).reshape(tiles.taps, -1)
+    nbr = tiles.nbr
+    if tiles.alone:
+        own = tiles.masks >> mx.arange(tiles.taps, dtype=mx.uint32) & 1
+        nbr = mx.where(own[:, :, None] != 0, nbr, -1)
+    by_tap = nbr if nbr.ndim == 2 else nbr.swapaxes(0, 1).reshape(tiles.taps, -1)
     last = mx.array(tiles.size, mx.int32)
     places = mx.argsort(mx.where(tiles.rows < 0, last, tiles.rows))[: tiles.size]
     return mx.take(by_tap, places, axis=1)
@@ -336,7 +349,7 @@ def weight_grad(ct: mx.array, x: mx.array, tiles: TapTiles, *, plain: bool = Fal
     _check_reach("x", x.shape[0], red, x.dtype.size)
     _check_reach("ct", ct.shape[0], outs, x.dtype.size)
     tile = tile_for(x.dtype, max(outs, red), tiles.places, weight=True)
-    sizes = (x.shape[0], tiles.size, tiles.places, taps, red, outs, tiles.active, int(plain), *tiles.steps)
+    sizes = (x.shape[0], tiles.size, tiles.places, taps, red, outs, tiles.used, int(plain), *tiles.steps)
     call = _grad_call(factory(), x.dtype, tile, fp32_mode(x.dtype), sizes)
     dw = call([left, right, tiles.nbr, tiles.rows, tiles.masks])
     return dw if (outs, red) == (co, ci) else dw[:co, :, :ci]
@@ -346,12 +359,11 @@ def weight_grad(ct: mx.array, x: mx.array, tiles: TapTiles, *, plain: bool = Fal
 def _grad_call(
     make: Factory, dtype: mx.Dtype, tile: Tile, exact: int, sizes: tuple[int, ...]
 ) -> Callable[[Sequence[mx.array]], mx.array]:
-    n, size, places, taps, red, outs, active, plain, *steps = sizes
+    n, size, places, taps, red, outs, used, plain, *steps = sizes
     along = blocks(red, tile.BN)
     pieces = blocks(outs, tile.BM) * along
     most = min(GRAD_GROUPS // max(1, taps * pieces), GRAD_BYTES // max(1, 4 * taps * outs * red))
     # Rows with pairs come first (tap_keys): how they are divided depends on nothing else.
-    used = max(1, blocks(active, PLACES)) * PLACES
     run = blocks(used, max(1, min(most, used // GRAD_RUN)) * PLACES) * PLACES
     runs = blocks(used, run)
     shape = tile.sizes()
