@@ -80,7 +80,7 @@ def inserted(
     extent = kernel_sites.extent_between(ends, size)
     record = Record(coords, count, stride, size, None, spatial_shape, False, extent)
     record.steps, record.own = root, own
-    if not own:  # whose kernel was all that reads it, as a rule
+    if not own and bounds is None:  # of a set like one before it is known what is asked of it
         record.table = table
     ahead.seen(root, extent)
     if bounds is not None and ahead.inside(extent, bounds):

@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend import kernel_fixed
-from ..backend.autodiff import asked, traced
+from ..backend.autodiff import asked, traced, watched
 from ..backend.kernel_tiles import Finish
 from ..coords import CoordinateMapKey, Kernel, KernelMap
 from ..coords.geometry import Triple, TripleLike, divide, multiply
@@ -332,7 +332,7 @@ def on_map(
         origin.hold(feats)
     else:
         case, more = (*case, kind), tuple(map(mx.stop_gradient, more))
-    ordered = asked(w)
+    ordered, w = asked(w), watched(w)
     case = (*case, ordered)
     call = found.calls.get(case)
     if call is None:
