@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +48,8 @@ def case(x: mx.array, weight: mx.array, bias: mx.array | None) -> tuple[Any, ...
     dtype = x.dtype
     arrays = x.shape, dtype, weight.shape, weight.dtype, bias is None or (bias.shape, bias.dtype)
     chosen = tuple(tile_shapes.chosen.items()) if tile_shapes.chosen else None
-    return *arrays, factory(), mx.default_device().type, tuning.state(), kernel_conv.fp32_mode(dtype), chosen
+    on_gpu = mx.default_device().type == mx.DeviceType.gpu  # the type itself is slow to hash
+    return *arrays, factory(), on_gpu, tuning.state(), kernel_conv.fp32_mode(dtype), chosen
 
 
 def _path(name: str, x: mx.array, weight: mx.array, pairs: DeviceMap, groups: int) -> str:
@@ -75,7 +75,6 @@ def product(
     pairs: DeviceMap,
     groups: int,
     again: origin.Kind = None,
-    arrays: int = 0,
     ordered: bool = False,
 ) -> Product:
     """The product over `pairs` of arrays of these shapes and dtypes, by a path of backend/tuning.py.
@@ -95,7 +94,7 @@ def product(
         tiles = pairs.output.tiles
         launch = kernel_tiles.product(x.shape, shape, dtype, tiles, bias is not None, active=active)
 
-    launches: list[Product] = []  # of the input's gradient
+    launches: dict[str, Product] = {}  # of gradients, made when one is asked for
 
     def three(w: mx.array) -> mx.array:
         return w.reshape(shape).astype(dtype)
@@ -110,20 +109,26 @@ def product(
     def input_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         if not tiled:
             return kernel_conv.conv_input_grad(ct, three(w), pairs.input.table, groups=groups)
-        if not launches:
+        call = launches.get("x")
+        if call is None:
             side: Side = pairs.output if pairs.symmetric else pairs.input
-            launches.append(kernel_tiles.product(ct.shape, shape[::-1], dtype, side.tiles, False))
-        return launches[0](ct, kernel_tiles.turned(three(w), pairs.symmetric))
+            call = kernel_tiles.input_product(ct.shape, shape, dtype, side.tiles, flip=pairs.symmetric)
+            launches["x"] = call
+        return call(ct, w if same else w.astype(dtype))
 
     def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, *rest: mx.array) -> mx.array:
         if again is not None:
             from_these = mx.depends(list(rest[biased:]), [ct])  # not before the pass back comes here
             x = origin.again(again, from_these, pairs.num_in)
-        if tiled:
-            dw = kernel_tiles.weight_grad(ct, x, pairs.output.tiles)
-        else:
+        if not tiled:
             dw = kernel_conv.conv_weight_grad(ct, x, pairs.output.table, groups=groups)
-        return dw.astype(w.dtype).reshape(w.shape)
+            return dw.astype(w.dtype).reshape(w.shape)
+        call = launches.get("w")
+        if call is None:
+            call = kernel_tiles.weight_product(ct.shape, x.shape, dtype, pairs.output.tiles, w.shape)
+            launches["w"] = call
+        dw = call(ct, x)
+        return dw if same else dw.astype(w.dtype)
 
     def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array, *_: mx.array) -> mx.array:
         return column_sums(ct, count).astype(b.dtype)
@@ -131,15 +136,8 @@ def product(
     gradients: tuple[Gradient, ...] = (input_gradient, weight_gradient)
     if bias is not None:
         gradients = (*gradients, bias_gradient)
-    first = len(gradients)
-    # Nobody asks for those of the origin: any array of their shape, which costs nothing.
-    gradients = (*gradients, *(functools.partial(_itself, first + i) for i in range(arrays)))
     unread = [0] if again is not None else []
     return prepared(name, forward, gradients, mx.default_device(), unread=unread, ordered=ordered)
-
-
-def _itself(place: int, ct: mx.array, *given: mx.array) -> mx.array:
-    return given[place]
 
 
 def finished(

@@ -338,7 +338,7 @@ def on_map(
     if call is None:
         pairs = _pairs(found, taps, backwards)
         assert isinstance(pairs, DeviceMap)
-        call = conv_kernel.product(name, feats, w, bias, pairs, groups, kind, len(more), ordered)
+        call = conv_kernel.product(name, feats, w, bias, pairs, groups, kind, ordered)
         found.calls[case] = call
     return call(feats, w, *more) if bias is None else call(feats, w, bias, *more)
 
