@@ -8,10 +8,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..backend import kernel_conv, kernel_tiles, tile_shapes, tuning
+from ..backend import kernel_conv, kernel_fixed, kernel_tiles, tile_shapes, tuning
 from ..backend.autodiff import Gradient, direct, prepared
 from ..backend.library import factory, on_cuda
-from . import conv_gather, origin
+from . import conv_gather, finish, origin
 from .device_map import DeviceMap, Side, identity
 from .neighbors import TapPairs
 from .tables import column_sums, device_map
@@ -146,23 +146,35 @@ def finished(
     bias: mx.array | None,
     pairs: DeviceMap,
     groups: int,
-    finish: kernel_tiles.Finish,
+    norm: finish.Norm,
 ) -> Product | None:
-    """As `product`, with a norm in the same pass, where nobody differentiates; None: not by this path.
+    """As `product`, with a norm in the same pass, where nobody differentiates; None: not possible.
 
-    The function takes x, weight, bias or None, line (2, Co) of the norm, and what is added, if anything.
+    The function takes x, weight, bias or None, what is added or None, and the norm's parameters.
     """
+    channels = weight.shape[:1]
+    if any(a.shape != channels for a in norm.parameters) or pairs.rows_out == 0:
+        return None
+    add = norm.add
+    if add is not None and (add.shape, add.dtype) != ((pairs.rows_out, *channels), x.dtype):
+        return None
     if _path("convolution", x, weight, pairs, groups) != "tiles":
         return None
     dtype, same = x.dtype, weight.dtype == x.dtype
     shape = weight.shape[0], math.prod(weight.shape[1:-1]), weight.shape[-1]
+    following = kernel_tiles.Finish(norm.relu, add is not None)
     launch = kernel_tiles.product(
-        x.shape, shape, dtype, pairs.output.tiles, bias is not None, active=pairs.num_out, finish=finish
+        x.shape, shape, dtype, pairs.output.tiles, bias is not None, active=pairs.num_out, finish=following
     )
+    kinds = {a.dtype for a in norm.parameters}
+    mixed = len(kinds) > 1
+    line = kernel_fixed.line(channels[0], mx.float32 if mixed else kinds.pop(), norm.eps)
 
     def forward(
-        x: mx.array, w: mx.array, b: mx.array | None, line: mx.array, add: mx.array | None
+        x: mx.array, w: mx.array, b: mx.array | None, add: mx.array | None, *parameters: mx.array
     ) -> mx.array:
-        return launch(x, w if same else w.astype(dtype), b, line, add)
+        if mixed:
+            parameters = tuple(a.astype(mx.float32) for a in parameters)
+        return launch(x, w if same else w.astype(dtype), b, line(parameters)[0], add)
 
     return direct(forward, mx.default_device())
