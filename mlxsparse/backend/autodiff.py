@@ -159,9 +159,10 @@ def prepared(
 ) -> Callable[..., mx.array]:
     """`differentiable` where kernels run, as a function of the inputs that can be called again and again.
 
-    One custom function for all gradients: results are not computed before they are read. unread: inputs that
-    no gradient reads, and that need not live until then; any array takes their place. ordered: the second
-    input's gradient, which is `asked` for, is computed before the first one's: what it reads can go then.
+    One custom function for all gradients: results are not computed before they are read. Inputs past the
+    gradients are none that anybody differentiates by. unread: inputs that no gradient reads, and that need not
+    live until then; any array takes their place. ordered: the second input's gradient, which is `asked` for, is
+    computed before the first one's: what it reads can go then.
     """
     sealed: list[Any] = []  # functions of their own: MLX evaluates all results of one together
 
@@ -174,7 +175,7 @@ def prepared(
             made[0] = mx.depends([made[0]], [made[1]])[0]
         return made
 
-    return _custom(name, forward, all_of, device)
+    return _custom(name, forward, all_of, device, range(len(gradients)))
 
 
 def together(
@@ -183,11 +184,13 @@ def together(
     gradients: Gradients,
     device: mx.Device,
     *,
+    read: Sequence[int],
     unread: Sequence[int] = (),
 ) -> Callable[..., mx.array]:
     """As `prepared`, for gradients that are computed together: ``gradients(cotangent, result, *inputs)``.
 
-    unread: of result and inputs those that they do not read, as in `prepared`.
+    read: inputs that `forward` reads and that somebody may differentiate by. unread: of result and inputs those
+    that the gradients do not read, as in `prepared`.
     """
     sealed = _sealed(name, gradients)
 
@@ -197,25 +200,37 @@ def together(
         )
         return made
 
-    return _custom(name, forward, all_of, device)
+    return _custom(name, forward, all_of, device, read)
 
 
 def _custom(
-    name: str, forward: Callable[..., mx.array], gradients: Gradients, device: mx.Device
+    name: str,
+    forward: Callable[..., mx.array],
+    gradients: Gradients,
+    device: mx.Device,
+    read: Sequence[int],
 ) -> Callable[..., mx.array]:
     def vjp(primals: Any, cotangent: mx.array, result: mx.array) -> Any:
         arguments = primals if isinstance(primals, (tuple, list)) else (primals,)
         cotangent = next_cotangent(cotangent)
         with mx.stream(device):
             made = gradients(cotangent, result, *arguments)
-        return tuple(made) if len(made) > 1 else made[0]
+        # Nobody asks for those of the rest: any array of their shape, which costs nothing.
+        made = (*made, *arguments[len(made) :])
+        return made if len(made) > 1 else made[0]
 
     custom: list[Any] = []  # the function, made where a transformation asks for it: that takes a while
 
+    def inner(*inputs: mx.array) -> mx.array:
+        # MLX's jvp would walk into the forward's own graph, where a kernel raises.
+        cut = list(inputs)
+        for i in read:
+            cut[i] = mx.stop_gradient(cut[i])
+        return forward(*cut)
+
     def traceable(*inputs: mx.array) -> mx.array:
         if not custom:
-            cut = mx.stop_gradient  # MLX's jvp would walk into the forward's own graph, where a kernel raises
-            function: Any = mx.custom_function(lambda *a: forward(*map(cut, a)))
+            function: Any = mx.custom_function(inner)
             function.vjp(vjp)
             function.jvp(_refuse(name, "forward-mode derivative (jvp)"))
             function.vmap(_refuse(name, "batched form (vmap)"))

@@ -58,17 +58,15 @@ def unadded(dtype: mx.Dtype) -> mx.array:
     return mx.array([0.0] * SMALL, dtype=dtype)
 
 
-def line(
-    mean: mx.array, var: mx.array, weight: mx.array, bias: mx.array, eps: float
-) -> mx.array:
-    """What such a norm multiplies and adds, (2, C) float32; its parameters (C,) have one dtype."""
-    return _line(factory(), mean.shape[0], mean.dtype, eps)([mean, var, weight, bias])[0]
-
-
 @functools.lru_cache(maxsize=256)
 def _line(make: Factory, channels: int, dtype: mx.Dtype, eps: float) -> Launch:
     groups = (blocks(channels, MAX_THREADS), 1, 1)
     return ready("norm_line", [channels, _bits(eps)], [(2, channels)], groups, dtype=dtype)
+
+
+def line(channels: int, dtype: mx.Dtype, eps: float) -> Launch:
+    """What such a norm multiplies and adds, (2, C) float32, of mean, var, weight, bias (C,) of `dtype`."""
+    return _line(factory(), channels, dtype, eps)
 
 
 def _bits(value: float) -> int:

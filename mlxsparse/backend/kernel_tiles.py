@@ -216,18 +216,31 @@ def input_grad(
     flip: the tiles are those of the output side of a map that is symmetric under t -> T - 1 - t.
     """
     check_array("weight", w, 3)
-    shape = w.shape[2], w.shape[1], w.shape[0]
-    return product(ct.shape, shape, ct.dtype, tiles, False, plain=plain)(ct, turned(w, flip))
+    return input_product(ct.shape, w.shape, w.dtype, tiles, flip=flip, plain=plain)(ct, w)
 
 
-def turned(w: mx.array, flip: bool) -> mx.array:
-    """The weight (Ci, T, Co) of which the input gradient is the convolution, Co padded to 16 bytes."""
-    outs, taps, red = w.shape
-    return _turn_call(factory(), w.dtype, outs, taps, red, flip)([w])[0]
+def input_product(
+    ct: Sequence[int],
+    w: Sequence[int],
+    dtype: mx.Dtype,
+    tiles: TapTiles,
+    *,
+    flip: bool = False,
+    plain: bool = False,
+) -> Callable[..., mx.array]:
+    """`input_grad` of arrays of these shapes and dtype, as a function of ct and w for many calls.
+
+    w: the array itself may have several axes of taps.
+    """
+    outs, taps, red = w
+    turn = _turn_call(factory(), dtype, outs, taps, red, flip)
+    call = product(ct, (red, taps, outs), dtype, tiles, False, plain=plain)
+    return lambda ct, w: call(ct, turn([w])[0])
 
 
 @functools.lru_cache(maxsize=512)
 def _turn_call(make: Factory, dtype: mx.Dtype, outs: int, taps: int, red: int, flip: bool) -> Launch:
+    """The weight (Ci, T, Co) of which the input gradient is the convolution, Co padded to 16 bytes."""
     vector = 16 // dtype.size
     wide = blocks(outs, vector) * vector
     return ready(
@@ -337,28 +350,48 @@ def weight_grad(ct: mx.array, x: mx.array, tiles: TapTiles, *, plain: bool = Fal
     """Gradient of w: (Co, T, Ci), from ct (M, Co) and x (N, Ci) of one dtype; tiles of the output side."""
     check_array("ct", ct, 2)
     check_array("x", x, 2)
-    if ct.shape[0] != tiles.size or x.shape[0] != tiles.sources:
-        raise ShapeError(
-            f"ct and x have {ct.shape[0]} and {x.shape[0]} rows, the map {tiles.size} and {tiles.sources}"
-        )
-    (co, ci), taps = (ct.shape[1], x.shape[1]), tiles.taps
-    left, right = _padded(ct, 1), _padded(x, 1)
-    outs, red = left.shape[1], right.shape[1]
+    shape = ct.shape[1], tiles.taps, x.shape[1]
+    return weight_product(ct.shape, x.shape, x.dtype, tiles, shape, plain=plain)(ct, x)
+
+
+def weight_product(
+    ct: Sequence[int],
+    x: Sequence[int],
+    dtype: mx.Dtype,
+    tiles: TapTiles,
+    shape: tuple[int, ...],
+    *,
+    plain: bool = False,
+) -> Callable[[mx.array, mx.array], mx.array]:
+    """`weight_grad` of arrays of these shapes and dtype, as a function of ct and x for many calls.
+
+    shape: of the result, (Co, T, Ci) with any axes of taps between.
+    """
+    (m, co), (n, ci), taps = ct, x, tiles.taps
+    if (m, n) != (tiles.size, tiles.sources):
+        raise ShapeError(f"ct and x have {m} and {n} rows, the map {tiles.size} and {tiles.sources}")
     if tiles.places == 0 or taps == 0:
-        return filled((co, taps, ci), 0, x.dtype)
-    _check_reach("x", x.shape[0], red, x.dtype.size)
-    _check_reach("ct", ct.shape[0], outs, x.dtype.size)
-    tile = tile_for(x.dtype, max(outs, red), tiles.places, weight=True)
-    sizes = (x.shape[0], tiles.size, tiles.places, taps, red, outs, tiles.used, int(plain), *tiles.steps)
-    call = _grad_call(factory(), x.dtype, tile, fp32_mode(x.dtype), sizes)
-    dw = call([left, right, tiles.nbr, tiles.rows, tiles.masks])
-    return dw if (outs, red) == (co, ci) else dw[:co, :, :ci]
+        return lambda ct, x: filled(shape, 0, dtype)
+    vector = 16 // dtype.size
+    outs, red = blocks(co, vector) * vector, blocks(ci, vector) * vector
+    _check_reach("x", n, red, dtype.size)
+    _check_reach("ct", m, outs, dtype.size)
+    tile = tile_for(dtype, max(outs, red), tiles.places, weight=True)
+    sizes = (n, m, tiles.places, taps, red, outs, tiles.used, int(plain), *tiles.steps)
+    whole = (outs, red) == (co, ci)
+    last = shape if whole else (outs, taps, red)
+    parts, total = _grad_calls(factory(), dtype, tile, fp32_mode(dtype), sizes, last)
+    parts = parts.holding(tiles.nbr, tiles.rows, tiles.masks)
+    if whole:
+        return lambda ct, x: total(parts([ct, x]))[0]
+    return lambda ct, x: total(parts([_padded(ct, 1), _padded(x, 1)]))[0][:co, :, :ci].reshape(shape)
 
 
 @functools.lru_cache(maxsize=256)
-def _grad_call(
-    make: Factory, dtype: mx.Dtype, tile: Tile, exact: int, sizes: tuple[int, ...]
-) -> Callable[[Sequence[mx.array]], mx.array]:
+def _grad_calls(
+    make: Factory, dtype: mx.Dtype, tile: Tile, exact: int, sizes: tuple[int, ...], last: tuple[int, ...]
+) -> tuple[Launch, Launch]:
+    """Sums of runs of places, of ct, x and the tiles; and their sum, of shape `last`."""
     n, size, places, taps, red, outs, used, plain, *steps = sizes
     along = blocks(red, tile.BN)
     pieces = blocks(outs, tile.BM) * along
@@ -383,8 +416,8 @@ def _grad_call(
     total = ready(
         "sum_parts",
         [runs, outs * taps * red],
-        [(outs, taps, red)],
+        [last],
         (blocks(outs * taps * red, MAX_THREADS), 1, 1),
         dtype=dtype,
     )
-    return lambda inputs: total(parts(inputs))[0]
+    return parts, total

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 
-from ..backend import kernel_conv, kernel_tiles, tile_shapes, tuning
+from ..backend import kernel_conv, kernel_fixed, kernel_tiles, tile_shapes, tuning
 from ..backend.autodiff import Gradient, direct, prepared
 from ..backend.library import factory, on_cuda
-from . import conv_gather, origin
+from . import conv_gather, finish, origin
 from .device_map import DeviceMap, Side, identity
 from .neighbors import TapPairs
 from .tables import column_sums, device_map
@@ -49,7 +48,8 @@ def case(x: mx.array, weight: mx.array, bias: mx.array | None) -> tuple[Any, ...
     dtype = x.dtype
     arrays = x.shape, dtype, weight.shape, weight.dtype, bias is None or (bias.shape, bias.dtype)
     chosen = tuple(tile_shapes.chosen.items()) if tile_shapes.chosen else None
-    return *arrays, factory(), mx.default_device().type, tuning.state(), kernel_conv.fp32_mode(dtype), chosen
+    on_gpu = mx.default_device().type == mx.DeviceType.gpu  # the type itself is slow to hash
+    return *arrays, factory(), on_gpu, tuning.state(), kernel_conv.fp32_mode(dtype), chosen
 
 
 def _path(name: str, x: mx.array, weight: mx.array, pairs: DeviceMap, groups: int) -> str:
@@ -75,7 +75,6 @@ def product(
     pairs: DeviceMap,
     groups: int,
     again: origin.Kind = None,
-    arrays: int = 0,
     ordered: bool = False,
 ) -> Product:
     """The product over `pairs` of arrays of these shapes and dtypes, by a path of backend/tuning.py.
@@ -95,7 +94,7 @@ def product(
         tiles = pairs.output.tiles
         launch = kernel_tiles.product(x.shape, shape, dtype, tiles, bias is not None, active=active)
 
-    launches: list[Product] = []  # of the input's gradient
+    launches: dict[str, Product] = {}  # of gradients, made when one is asked for
 
     def three(w: mx.array) -> mx.array:
         return w.reshape(shape).astype(dtype)
@@ -110,20 +109,26 @@ def product(
     def input_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         if not tiled:
             return kernel_conv.conv_input_grad(ct, three(w), pairs.input.table, groups=groups)
-        if not launches:
+        call = launches.get("x")
+        if call is None:
             side: Side = pairs.output if pairs.symmetric else pairs.input
-            launches.append(kernel_tiles.product(ct.shape, shape[::-1], dtype, side.tiles, False))
-        return launches[0](ct, kernel_tiles.turned(three(w), pairs.symmetric))
+            call = kernel_tiles.input_product(ct.shape, shape, dtype, side.tiles, flip=pairs.symmetric)
+            launches["x"] = call
+        return call(ct, w if same else w.astype(dtype))
 
     def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, *rest: mx.array) -> mx.array:
         if again is not None:
             from_these = mx.depends(list(rest[biased:]), [ct])  # not before the pass back comes here
             x = origin.again(again, from_these, pairs.num_in)
-        if tiled:
-            dw = kernel_tiles.weight_grad(ct, x, pairs.output.tiles)
-        else:
+        if not tiled:
             dw = kernel_conv.conv_weight_grad(ct, x, pairs.output.table, groups=groups)
-        return dw.astype(w.dtype).reshape(w.shape)
+            return dw.astype(w.dtype).reshape(w.shape)
+        call = launches.get("w")
+        if call is None:
+            call = kernel_tiles.weight_product(ct.shape, x.shape, dtype, pairs.output.tiles, w.shape)
+            launches["w"] = call
+        dw = call(ct, x)
+        return dw if same else dw.astype(w.dtype)
 
     def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array, *_: mx.array) -> mx.array:
         return column_sums(ct, count).astype(b.dtype)
@@ -131,15 +136,8 @@ def product(
     gradients: tuple[Gradient, ...] = (input_gradient, weight_gradient)
     if bias is not None:
         gradients = (*gradients, bias_gradient)
-    first = len(gradients)
-    # Nobody asks for those of the origin: any array of their shape, which costs nothing.
-    gradients = (*gradients, *(functools.partial(_itself, first + i) for i in range(arrays)))
     unread = [0] if again is not None else []
     return prepared(name, forward, gradients, mx.default_device(), unread=unread, ordered=ordered)
-
-
-def _itself(place: int, ct: mx.array, *given: mx.array) -> mx.array:
-    return given[place]
 
 
 def finished(
@@ -148,23 +146,35 @@ def finished(
     bias: mx.array | None,
     pairs: DeviceMap,
     groups: int,
-    finish: kernel_tiles.Finish,
+    norm: finish.Norm,
 ) -> Product | None:
-    """As `product`, with a norm in the same pass, where nobody differentiates; None: not by this path.
+    """As `product`, with a norm in the same pass, where nobody differentiates; None: not possible.
 
-    The function takes x, weight, bias or None, line (2, Co) of the norm, and what is added, if anything.
+    The function takes x, weight, bias or None, what is added or None, and the norm's parameters.
     """
+    channels = weight.shape[:1]
+    if any(a.shape != channels for a in norm.parameters) or pairs.rows_out == 0:
+        return None
+    add = norm.add
+    if add is not None and (add.shape, add.dtype) != ((pairs.rows_out, *channels), x.dtype):
+        return None
     if _path("convolution", x, weight, pairs, groups) != "tiles":
         return None
     dtype, same = x.dtype, weight.dtype == x.dtype
     shape = weight.shape[0], math.prod(weight.shape[1:-1]), weight.shape[-1]
+    following = kernel_tiles.Finish(norm.relu, add is not None)
     launch = kernel_tiles.product(
-        x.shape, shape, dtype, pairs.output.tiles, bias is not None, active=pairs.num_out, finish=finish
+        x.shape, shape, dtype, pairs.output.tiles, bias is not None, active=pairs.num_out, finish=following
     )
+    kinds = {a.dtype for a in norm.parameters}
+    mixed = len(kinds) > 1
+    line = kernel_fixed.line(channels[0], mx.float32 if mixed else kinds.pop(), norm.eps)
 
     def forward(
-        x: mx.array, w: mx.array, b: mx.array | None, line: mx.array, add: mx.array | None
+        x: mx.array, w: mx.array, b: mx.array | None, add: mx.array | None, *parameters: mx.array
     ) -> mx.array:
-        return launch(x, w if same else w.astype(dtype), b, line, add)
+        if mixed:
+            parameters = tuple(a.astype(mx.float32) for a in parameters)
+        return launch(x, w if same else w.astype(dtype), b, line(parameters)[0], add)
 
     return direct(forward, mx.default_device())

@@ -1,14 +1,12 @@
 """A norm that a layer wants of its convolution's result, in the convolution's own pass where kernels can.
 
-The layer says so around the call of its convolution (`wanted`); the convolution takes it up (`take`) and says
+The layer says so around the call of its convolution (`want`); the convolution takes it up (`take`) and says
 whether it did. The result has the bits of the two passes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
 
 import mlx.core as mx
 
@@ -33,14 +31,10 @@ class _Here(threading.local):
 _here = _Here()
 
 
-@contextlib.contextmanager
-def wanted(norm: Norm) -> Iterator[None]:
-    """Of the one convolution that is called inside."""
+def want(norm: Norm | None) -> Norm | None:
+    """Of the next convolution that is called; what was wanted before, for afterwards."""
     before, _here.norm = _here.norm, norm
-    try:
-        yield
-    finally:
-        _here.norm = before
+    return before
 
 
 def take() -> Norm | None:

@@ -16,7 +16,8 @@ import numpy as np
 from ..backend import kernel_items, kernel_norm, kernel_rows
 from ..backend.autodiff import differentiable, together, traced
 from ..backend.kernel_norm import Running
-from ..backend.library import filled
+from ..backend.library import Factory, factory, filled
+from ..errors import ShapeError
 from . import origin
 from .tables import column_sums, floats, integers, item_of_rows, rows_of_ranks, span_sums
 
@@ -145,14 +146,20 @@ def normalize_columns(
     if x.size == 0:
         zero = filled((1, x.shape[1]), 0, mx.float32)
         return _nothing(x, weight, bias), *((zero, zero) if running is None else running[:2])
-    cut = mx.stop_gradient
+    if add is not None and add.shape != x.shape:
+        raise ShapeError(f"what is added has shape {add.shape}, the features {x.shape}; they must be equal")
     bias = bias.astype(weight.dtype)
-    coef, mean, var = kernel_norm.coefficients(cut(x), cut(weight), cut(bias), eps, count, running)
-    prepare = _columns if isinstance(count, int) else _columns.__wrapped__
+    cut = mx.stop_gradient
     # What is added and held anyway takes the place of the result, which then need not be.
     again = add is not None and origin.held(add)
-    call = prepare(count, relu, add is not None, again, mx.default_device().type)
-    y = call(x, weight, bias, coef) if add is None else call(x, weight, bias, coef, add)
+    momentum = None if running is None else running.momentum
+    on_gpu = mx.default_device().type == mx.DeviceType.gpu
+    prepare = _columns if isinstance(count, int) else _columns.__wrapped__
+    coefficients, call = prepare(
+        x.shape, x.dtype, weight.dtype, count, eps, momentum, relu, add is not None, again, on_gpu, factory()
+    )
+    coef, mean, var = coefficients(cut(x), cut(weight), cut(bias), *(() if running is None else running[:2]))
+    y = call(x, weight, bias, coef) if add is None else call(x, weight, bias, add, coef)
     if relu and (add is None or again) and traced(x, weight):
         origin.note_norm(y, x, coef, add)
     return (y, coef[:1], coef[2:3]) if running is None else (y, mean, var)
@@ -160,29 +167,37 @@ def normalize_columns(
 
 @functools.lru_cache(maxsize=256)
 def _columns(
-    count: int | mx.array, relu: bool, added: bool, again: bool, kind: mx.DeviceType
-) -> Callable[..., mx.array]:  # kind: of the default device (an mx.Device has no hash of its own)
-    """Normalisation of x with its coefficients, as a function of x, weight, bias, them and what is added.
+    shape: tuple[int, ...], dtype: mx.Dtype, weight: mx.Dtype, count: int | mx.array, eps: float,
+    momentum: float | None, relu: bool, added: bool, again: bool, on_gpu: bool, make: Factory,
+) -> tuple[Callable[..., list[mx.array]], Callable[..., mx.array]]:  # fmt: skip
+    """Coefficients of x, weight, bias and running statistics; and the normalisation of x, a function of x,
+    weight, bias, what is added, and them.
 
-    again: gradients make the result again, and do not hold it.
+    again: gradients make the result again, and do not hold it. on_gpu, make: where it runs.
     """
+    passes = kernel_norm.Columns(shape, dtype, weight, count)
+    apply = passes.apply(relu, added)
+    back: list[Callable[..., list[mx.array]]] = []
 
-    def forward(x: mx.array, w: mx.array, b: mx.array, coef: mx.array, *add: mx.array) -> mx.array:
-        return kernel_norm.apply(x, coef, count, relu=relu, add=add[0] if added else None)
+    def forward(x: mx.array, w: mx.array, b: mx.array, *rest: mx.array) -> mx.array:
+        return apply(x, *rest)
 
     def gradients(
-        ct: mx.array, y: mx.array, x: mx.array, w: mx.array, b: mx.array, coef: mx.array, *add: mx.array
+        ct: mx.array, y: mx.array, x: mx.array, w: mx.array, b: mx.array, *rest: mx.array
     ) -> list[mx.array]:
+        if not back:
+            back.append(passes.gradients(relu, added))
         ct = mx.contiguous(ct)  # a slice would be copied for each kernel
-        of_y = y if added else None
         if again:
-            of_y = kernel_norm.apply(mx.depends([x], [ct])[0], coef, count, relu=relu, add=add[0])
-        dx, dw, db, g = kernel_norm.gradients(ct, x, coef, count, w.dtype, relu=relu, y=of_y)
-        # Nobody asks for that of the coefficients: any array of their shape, which costs nothing.
-        return [dx, dw, db, coef, *([g] if added else [])]
+            y = apply(mx.depends([x], [ct])[0], *rest)
+        made = back[0](ct, x, rest[-1], *([y] if added else []))
+        return made if added else made[:3]
 
-    unread = [0] if again else [5] if added else [0]  # y, x, w, b, coef, add
-    return together("normalization", forward, gradients, mx.default_device(), unread=unread)
+    unread = [0] if again else [4] if added else [0]  # y, x, w, b, what is added
+    call = together(
+        "normalization", forward, gradients, mx.default_device(), read=(0, 3) if added else (0,), unread=unread
+    )
+    return passes.coefficients(eps, momentum), call
 
 
 def normalize_rows(

@@ -55,7 +55,7 @@ class ConvNorm(Module):
         self.act = nn.ReLU()
 
     def __call__(self, x: SparseTensor, **kwargs: Any) -> SparseTensor:
-        return nn.conv_norm_act(self.conv, self.norm, self.act, x, **kwargs)
+        return nn.conv_norm_act(self["conv"], self["norm"], self["act"], x, **kwargs)
 
 
 class ResidualBlock(Module):
@@ -71,8 +71,8 @@ class ResidualBlock(Module):
             self.shortcut = nn.Linear(in_channels, out_channels, bias=False)
 
     def __call__(self, x: SparseTensor) -> SparseTensor:
-        shortcut = self["shortcut"] if "shortcut" in self else None
-        return nn.conv_norm_act(self.conv, self.norm, self.act, self.first(x), x, through=shortcut)
+        layers = self["conv"], self["norm"], self["act"]
+        return nn.conv_norm_act(*layers, self["first"](x), x, through=self.get("shortcut"))
 
 
 def residual_blocks(in_channels: int, out_channels: int, count: int) -> nn.Sequential:

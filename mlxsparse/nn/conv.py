@@ -95,8 +95,8 @@ class SubmConv3d(_Conv):
         self.padding: Triple | None = None if padding is None else triple(padding, "padding")
 
     def __call__(self, x: SparseTensor) -> SparseTensor:
-        return ops.subm_conv3d(
-            x, self["weight"], self.get("bias"), dilation=self.dilation, padding=self.padding,
+        return ops.subm_conv3d(  # looking up an attribute of a Module takes ten times as long as an item
+            x, self["weight"], self.get("bias"), dilation=self["dilation"], padding=self.get("padding"),
             groups=self.groups, taps=self._taps,
         )  # fmt: skip
 
@@ -145,9 +145,9 @@ class Conv3d(_Conv):
             x,
             self["weight"],
             self.get("bias"),
-            stride=self.stride,
-            padding=self.padding,
-            dilation=self.dilation,
+            stride=self["stride"],
+            padding=self["padding"],
+            dilation=self["dilation"],
             groups=self.groups,
             taps=self._taps,
             support=self.support if out is None else "touched",
@@ -184,9 +184,9 @@ class ConvTranspose3d(_Transposed):
             x,
             self["weight"],
             self.get("bias"),
-            stride=self.stride,
-            padding=self.padding,
-            dilation=self.dilation,
+            stride=self["stride"],
+            padding=self["padding"],
+            dilation=self["dilation"],
             groups=self.groups,
             taps=self._taps,
             out=out,
@@ -201,9 +201,9 @@ class GenerativeConvTranspose3d(_Transposed):
             x,
             self["weight"],
             self.get("bias"),
-            stride=self.stride,
-            padding=self.padding,
-            dilation=self.dilation,
+            stride=self["stride"],
+            padding=self["padding"],
+            dilation=self["dilation"],
             groups=self.groups,
             taps=self._taps,
             capacity=capacity,

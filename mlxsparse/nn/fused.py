@@ -36,9 +36,10 @@ def conv_norm_act(
     Linear without bias; kernels where no gradient is asked for.
     """
     known = type(act) is ReLU and type(norm) is BatchNorm and makes_new(conv)
-    if known and executor() == "kernel" and fixed_vectors(norm) is not None:
+    vectors = fixed_vectors(norm) if known and executor() == "kernel" else None
+    if vectors is not None:
         more = add if add is None or through is None else through(add)
-        return _by_kernels(conv, norm, act, x, more, kwargs)
+        return _by_kernels(conv, norm, act, x, more, vectors, kwargs)
     steps = _steps(conv, norm, act, x, add, through)
     if steps is None:
         y = conv(x, **kwargs)
@@ -54,14 +55,22 @@ def conv_norm_act(
 
 
 def _by_kernels(
-    conv: Module, norm: Module, act: Module, x: SparseTensor, add: SparseTensor | None, kwargs: dict[str, Any]
+    conv: Module,
+    norm: Module,
+    act: Module,
+    x: SparseTensor,
+    add: SparseTensor | None,
+    vectors: tuple[mx.array, ...],
+    kwargs: dict[str, Any],
 ) -> SparseTensor:
-    vectors = fixed_vectors(norm) or ()
     if len(vectors) == 2:
         vectors = (*vectors, mx.ones((norm.num_features,)), mx.zeros((norm.num_features,)))
     follows = finish.Norm(vectors, norm.eps, True, None if add is None else add.feats)
-    with finish.wanted(follows):
+    before = finish.want(follows)
+    try:
         y: SparseTensor = conv(x, **kwargs)
+    finally:
+        finish.want(before)
     if not follows.done:
         return norm_act(norm, act, y, add, made_by=conv)
     if add is None:

@@ -27,7 +27,7 @@ class Linear(Module):
             self.bias = mx.random.uniform(-scale, scale, (output_dims,))
 
     def __call__(self, x: SparseTensor) -> SparseTensor:
-        return ops.linear(x, self.weight, self.get("bias"))
+        return ops.linear(x, self["weight"], self.get("bias"))
 
     def _extra_repr(self) -> str:
         return f"input_dims={self.weight.shape[1]}, output_dims={self.weight.shape[0]}, bias={'bias' in self}"
@@ -42,7 +42,8 @@ class Sequential(Module):
 
     def __call__(self, x: Any) -> Any:
         done = False
-        for layer, after in zip(self.layers, [*self.layers[1:], self]):
+        layers = self["layers"]
+        for layer, after in zip(layers, [*layers[1:], self]):
             if done:  # together with the layer before
                 done = False
             elif type(layer) is BatchNorm and type(after) is ReLU:

@@ -14,9 +14,7 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from ..backend import kernel_fixed
 from ..backend.autodiff import asked, traced, watched
-from ..backend.kernel_tiles import Finish
 from ..coords import CoordinateMapKey, Kernel, KernelMap
 from ..coords.geometry import Triple, TripleLike, divide, multiply
 from ..engine import conv_kernel, finish, origin
@@ -338,7 +336,7 @@ def on_map(
     if call is None:
         pairs = _pairs(found, taps, backwards)
         assert isinstance(pairs, DeviceMap)
-        call = conv_kernel.product(name, feats, w, bias, pairs, groups, kind, len(more), ordered)
+        call = conv_kernel.product(name, feats, w, bias, pairs, groups, kind, ordered)
         found.calls[case] = call
     return call(feats, w, *more) if bias is None else call(feats, w, bias, *more)
 
@@ -353,29 +351,21 @@ def _with_norm(
 ) -> mx.array | None:
     """The product and the norm in one pass; None where that is not possible."""
     backwards, groups, taps, _ = case
-    pairs = _pairs(found, taps, backwards)
     add, parameters = norm.add, norm.parameters
-    assert isinstance(pairs, DeviceMap)
-    wanted = (pairs.rows_out, w.shape[0]), feats.dtype
-    if any(a.shape != w.shape[:1] for a in parameters) or pairs.rows_out == 0:
+    if traced(*(a for a in (feats, w, bias, add, *parameters) if a is not None)):
         return None
-    if add is not None and (add.shape, add.dtype) != wanted:
-        return None
-    if traced(feats, w, *([] if bias is None else [bias]), *parameters, *([] if add is None else [add])):
-        return None
-    case = *case, norm.relu, add is not None
+    with_it = None if add is None else (add.shape, add.dtype)
+    case = *case, norm.relu, norm.eps, with_it, *[a.shape for a in parameters], *[a.dtype for a in parameters]
     if case not in found.calls:
-        following = Finish(norm.relu, add is not None)
-        found.calls[case] = conv_kernel.finished(feats, w, bias, pairs, groups, following)
+        pairs = _pairs(found, taps, backwards)
+        assert isinstance(pairs, DeviceMap)
+        found.calls[case] = conv_kernel.finished(feats, w, bias, pairs, groups, norm)
     call = found.calls[case]
     if call is None:
         return None
     norm.done = True
-    kinds = {a.dtype for a in parameters}
-    if len(kinds) > 1:
-        parameters = tuple(a.astype(mx.float32) for a in parameters)
-    mean, var, scale, shift = parameters
-    return call(feats, w, bias, kernel_fixed.line(mean, var, scale, shift, norm.eps), add)
+    y: mx.array = call(feats, w, bias, add, *parameters)
+    return y
 
 
 def _pairs(found: KernelMap, taps: Taps | None, backwards: bool) -> TapPairs | DeviceMap:

@@ -79,7 +79,7 @@ def in_one_pass(dtype: mx.Dtype, co: int, plain: bool = False, tile: Tile | None
                 one = tiles.product(
                     x.shape, w.shape, dtype, order, biased, active=active, plain=plain, finish=finish
                 )
-                got = one(x, w, start, line(*given, EPS), *more)
+                got = one(x, w, start, line(co, kind, EPS)(given)[0], *more)
                 equal(as_float(got), as_float(apart(y, *given, *more)), "one pass and two")
                 assert not as_float(got)[active:].any()
     finally:
