@@ -257,6 +257,7 @@ class Finish(NamedTuple):
 
     relu: bool
     added: bool  # another array is added before
+    mixed: int = 0  # its channels, where its product with a weight (Co, mixed) is what is added
 
 
 def product(
@@ -273,7 +274,8 @@ def product(
     """`forward` of arrays of these shapes and dtype, as a function of x, w and bias for many calls.
 
     w: the array itself may have several axes of taps. finish: what follows in the same pass; the function
-    then takes line (2, Co) float32 (kernel_fixed.line) and what is added (M, Co) as well.
+    then takes line (2, Co) float32 (kernel_fixed.line) and what is added (M, Co) as well, or (M, mixed) and
+    its weight.
     """
     if len(x) != 2 or len(w) != 3:
         raise ShapeError(f"x has shape {tuple(x)}, weight {tuple(w)}, wanted 2 and 3 axes")
@@ -291,17 +293,23 @@ def product(
         raise CapacityError(f"weight {tuple(w)} has more elements than a kernel can address; use groups")
     rows = tiles.size if active is None else active
     tile = tile_for(dtype, outs, tiles.places)
-    more = (0, 0) if finish is None else (int(finish.relu), int(finish.added))
+    relu, added, mixed = finish or (False, False, 0)
+    wide = blocks(mixed, 16 // dtype.size) * (16 // dtype.size)
+    _check_reach("what is added", tiles.size, wide, dtype.size)
+    more = int(relu), int(added), wide
     dims = (n, tiles.size, tiles.places, taps, red, outs, int(biased), rows, int(plain), *tiles.steps, *more)
+    kind = 0 if finish is None else 2 if mixed else 1
     prepare = _forward_call if isinstance(rows, int) else _forward_call.__wrapped__
-    call = prepare(factory(), dtype, tile, fp32_mode(dtype), dims, finish is not None)
+    call = prepare(factory(), dtype, tile, fp32_mode(dtype), dims, kind)
     places = tiles.nbr, tiles.rows, tiles.masks
     nothing = unadded(dtype)
     if finish is None and not biased and lack == 0:  # the usual case does nothing but launch
-        held = call.holding(unread(), *places, unread(), nothing)
+        held = call.holding(unread(), *places, unread(), nothing, nothing)
         return lambda x, w, bias=None: held([x, w])[0]
     if finish is None:
-        call = call.holding(unread(), nothing)
+        call = call.holding(unread(), nothing, nothing)
+    elif not mixed:
+        call = call.holding(nothing)
 
     def run(
         x: mx.array,
@@ -309,11 +317,14 @@ def product(
         bias: mx.array | None = None,
         line: mx.array | None = None,
         add: mx.array | None = None,
+        mix: mx.array | None = None,
     ) -> mx.array:
         if biased and (bias is None or bias.shape != (outs,)):
             raise ShapeError(f"bias has shape {getattr(bias, 'shape', bias)}, wanted {(outs,)}")
         start = unread() if bias is None else bias.astype(mx.float32)
         last = [] if line is None else [line, nothing if add is None else add]
+        if mix is not None:
+            last[1:] = _padded(last[1], 1), _padded(mix, 1)
         return call([_padded(x, 1), _padded(w, w.ndim - 1), start, *places, *last])[0]
 
     return run
@@ -322,7 +333,7 @@ def product(
 # What follows from sizes alone is derived once: a call from Python costs as much as a small kernel.
 @functools.lru_cache(maxsize=512)
 def _forward_call(
-    make: Factory, dtype: mx.Dtype, tile: Tile, exact: int, dims: tuple[int | mx.array, ...], finish: bool
+    make: Factory, dtype: mx.Dtype, tile: Tile, exact: int, dims: tuple[int | mx.array, ...], finish: int
 ) -> Launch:
     _, size, places, _, _, outs = (int(v) for v in dims[:6])
     return ready(
@@ -335,7 +346,7 @@ def _forward_call(
         group_bytes=_bytes(dtype, tile.STAGES, (tile.BM, tile.BK), (tile.BN, tile.BK), False),
         fit=tile.FIT,
         EXACT=exact,
-        FINISH=int(finish),
+        FINISH=finish,
         **tile.sizes(),
     )
 
