@@ -57,154 +57,154 @@ int idx[AN], nxt[AN];       // offsets of the rows being copied; rows of the nex
 constexpr int OWN = BM / WM / 32; // groups of 32 places that this simdgroup multiplies; 0: it shares one
 constexpr bool SKIP = EXACT != 0 && OWN > 0; // taps that none of them has; pays where arithmetic is what takes the time
 for (int pass = FINISH == 2 ? 0 : 1; pass < 2; pass++) { // the first: what is added
-const bool mixing = FINISH == 2 && pass == 0;
-const device T* from_x = mixing ? add : x;
-const device T* from_w = mixing ? mix : weight;
-int red = mixing ? dims[13] : RED, sources = mixing ? rows_out : rows_in;
-int rvec = red / VEC; // offsets count copies, so that 32 bits reach far enough
-int chunks = (red + BK - 1) / BK;
-int number = mixing ? 1 : blocks;
-int steps = fast ? number * chunks : 0;
-int word = 0;
-int tap = 0, ntap = -1;     // tap being copied; the next one, -1 before the first
-int pc = 0, fetched = -1;   // producer: channel chunk; taps fetched so far
-int put = 0, get = 0;       // buffers written and read in this step
-bool has = true;            // one of them has the tap being copied
-uint present = 0u;          // whether they have the taps copied in the last steps, bit 0 the latest
-acc.clear(thread_index_in_simdgroup);
-for (int it = -STAGES; it < steps; it++) {
-  int ahead = it + STAGES - 1; // this step is copied now, while step `it` is multiplied
-  bool more = ahead >= 0 && ahead < steps;
-  if (it >= 0) {
-    tile_wait<STAGES - 2>();
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-  }
-  if (more && pc == 0) {
-    TILE_UNROLL
-    for (int i = 0; i < AN; i++) idx[i] = nxt[i] >= 0 && nxt[i] < sources ? nxt[i] * rvec : -1;
-    tap = ntap;
-    if (SKIP && !mixing) {
-      uint own = 0u;
-      TILE_UNROLL
-      for (int g = 0; g < OWN; g++) own |= mask[(sm / 32 + g) * words + ntap / 32];
-      has = (own >> uint(ntap % 32) & 1u) != 0u;
-    }
-  }
-  if (mixing && fetched < 0 && ahead < 0) {
-    fetched = ntap = 0;
-    TILE_UNROLL
-    for (int i = 0; i < AN; i++) nxt[i] = rows[place0 + ar + i * AR];
-  } else if ((more ? pc == 0 : ahead < 0) && fetched + 1 < number) { // row numbers of the next tap are read a tap early
-    fetched += 1;
-    while (left == 0u && word + 1 < words) {
-      word += 1;
-      TILE_UNROLL
-      for (int g = 0; g < BM / 32; g++) left |= mask[g * words + word];
-    }
-    ntap = word * 32 + int(popcount((left & (0u - left)) - 1u));
-    left &= left - 1u;
-    const device int* from = mine + size_t(ntap) * size_t(next_tap);
-    TILE_UNROLL
-    for (int i = 0; i < AN; i++) nxt[i] = from[i * AR / 32 * group + i * AR % 32];
-  }
-  if (more) {
-    int c = pc * BK;
-    threadgroup T* at = As + put * ASIZE;
-    threadgroup T* bt = Bs + put * BSIZE;
-    TILE_UNROLL
-    for (int i = 0; i < AN; i++) {
-      bool ok = idx[i] >= 0 && c + ac < red;
-      ca.fetch(i, at + (ar + i * AR) * LDA + ac, from_x + size_t(ok ? idx[i] + (c + ac) / VEC : 0) * size_t(VEC), ok);
-    }
-    TILE_UNROLL
-    for (int i = 0; i < BP; i++) {
-      int r = ar + i * AR;
-      bool ok = col0 + r < OUT && c + ac < red;
-      cb.fetch(i, bt + r * LDA + ac, from_w + (ok ? ((col0 + r) * (mixing ? 1 : K) + tap) * red + c + ac : 0), ok);
-    }
-    pc = pc + 1 == chunks ? 0 : pc + 1;
-  }
-  if (ahead >= 0) {
-    tile_commit();
-    present = present << 1u | uint(has);
+  const bool mixing = FINISH == 2 && pass == 0;
+  const device T* from_x = mixing ? add : x;
+  const device T* from_w = mixing ? mix : weight;
+  int red = mixing ? dims[13] : RED, sources = mixing ? rows_out : rows_in;
+  int rvec = red / VEC; // offsets count copies, so that 32 bits reach far enough
+  int chunks = (red + BK - 1) / BK;
+  int number = mixing ? 1 : blocks;
+  int steps = fast ? number * chunks : 0;
+  int word = 0;
+  int tap = 0, ntap = -1;     // tap being copied; the next one, -1 before the first
+  int pc = 0, fetched = -1;   // producer: channel chunk; taps fetched so far
+  int put = 0, get = 0;       // buffers written and read in this step
+  bool has = true;            // one of them has the tap being copied
+  uint present = 0u;          // whether they have the taps copied in the last steps, bit 0 the latest
+  acc.clear(thread_index_in_simdgroup);
+  for (int it = -STAGES; it < steps; it++) {
+    int ahead = it + STAGES - 1; // this step is copied now, while step `it` is multiplied
+    bool more = ahead >= 0 && ahead < steps;
     if (it >= 0) {
-      if (!SKIP || (present >> uint(STAGES - 1) & 1u) != 0u)
-        acc.template mma<BK, LDA, false, LDA, true>(As + get * ASIZE + sm * LDA, Bs + get * BSIZE + sn * LDA);
-      get = get + 1 == STAGES ? 0 : get + 1;
+      tile_wait<STAGES - 2>();
+      threadgroup_barrier(mem_flags::mem_threadgroup);
     }
-    put = put + 1 == STAGES ? 0 : put + 1;
-    if (more) {
-      ca.land();
-      cb.land();
-    }
-  }
-}
-if (fast && FITS) { // results go through threadgroup memory, so that whole rows are written
-  int to_row[ON];
-  TILE_UNROLL
-  for (int i = 0; i < ON; i++) to_row[i] = rows[place0 + tid / OC + i * OR];
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  TILE_UNROLL
-  for (int j = 0; j < acc.COLS; j++) {
-    int c = col0 + sn + acc.col(j);
-    bool biased = dims[6] != 0 && !mixing;
-    float first = biased && c < OUT ? bias[c] : 0.0f, second = biased && c + 1 < OUT ? bias[c + 1] : 0.0f;
-    TILE_UNROLL
-    for (int i = 0; i < acc.ROWS; i++)
-      tile_keep2(As + (sm + acc.row(i)) * LDO + sn + acc.col(j), acc.get(i, j, 0) + first, acc.get(i, j, 1) + second);
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  int c = col0 + tid % OC * VEC;
-  conv_finish<T, FINISH ? VEC : 0> finish;
-  finish.begin(norm, FINISH == 2 ? (const device T*)y : add, dims, OUT, c);
-  TILE_UNROLL
-  for (int i = 0; i < ON; i++) {
-    int o = to_row[i];
-    bool live = o < dims[7];
-    if (o >= 0 && o < rows_out) {
-      device T* to = y + size_t(o) * size_t(OUT) + size_t(c);
-      threadgroup T* at = As + (tid / OC + i * OR) * LDO + tid % OC * VEC;
-      if (live && !mixing) finish.row(at, o);
-      if (OUT % VEC == 0) {
-        if (c < OUT) tile_row16(to, at, live);
-      } else {
-        for (int e = 0; e < VEC; e++)
-          if (c + e < OUT) to[e] = live ? at[e] : T(0.0f);
-      }
-    }
-  }
-} else if (fast) {
-  int to_row[acc.ROWS];
-  bool even = OUT % 2 == 0;
-  TILE_UNROLL
-  for (int i = 0; i < acc.ROWS; i++) to_row[i] = rows[place0 + sm + acc.row(i)]; // all reads before the first store
-  TILE_UNROLL
-  for (int i = 0; i < acc.ROWS; i++) {
-    int o = to_row[i];
-    if (o >= 0 && o < rows_out) {
-      bool live = o < dims[7];
-      device T* to = y + size_t(o) * size_t(OUT);
+    if (more && pc == 0) {
       TILE_UNROLL
-      for (int j = 0; j < acc.COLS; j++) {
-        int c = col0 + sn + acc.col(j);
-        float first = acc.get(i, j, 0), second = acc.get(i, j, 1);
-        if (dims[6] != 0 && !mixing) {
-          if (c < OUT) first += bias[c];
-          if (c + 1 < OUT) second += bias[c + 1];
-        }
-        if (FINISH && live && !mixing) {
-          const device T* more = FINISH == 2 ? (const device T*)y : add;
-          if (c < OUT) first = conv_finish_value(first, norm, more, dims, OUT, c, o);
-          if (c + 1 < OUT) second = conv_finish_value(second, norm, more, dims, OUT, c + 1, o);
-        }
-        if (!live) first = second = 0.0f;
-        if (c + 1 < OUT) tile_put2(to + c, first, second, even);
-        else if (c < OUT) to[c] = T(first);
+      for (int i = 0; i < AN; i++) idx[i] = nxt[i] >= 0 && nxt[i] < sources ? nxt[i] * rvec : -1;
+      tap = ntap;
+      if (SKIP && !mixing) {
+        uint own = 0u;
+        TILE_UNROLL
+        for (int g = 0; g < OWN; g++) own |= mask[(sm / 32 + g) * words + ntap / 32];
+        has = (own >> uint(ntap % 32) & 1u) != 0u;
+      }
+    }
+    if (mixing && fetched < 0 && ahead < 0) {
+      fetched = ntap = 0;
+      TILE_UNROLL
+      for (int i = 0; i < AN; i++) nxt[i] = rows[place0 + ar + i * AR];
+    } else if ((more ? pc == 0 : ahead < 0) && fetched + 1 < number) { // row numbers of the next tap are read a tap early
+      fetched += 1;
+      while (left == 0u && word + 1 < words) {
+        word += 1;
+        TILE_UNROLL
+        for (int g = 0; g < BM / 32; g++) left |= mask[g * words + word];
+      }
+      ntap = word * 32 + int(popcount((left & (0u - left)) - 1u));
+      left &= left - 1u;
+      const device int* from = mine + size_t(ntap) * size_t(next_tap);
+      TILE_UNROLL
+      for (int i = 0; i < AN; i++) nxt[i] = from[i * AR / 32 * group + i * AR % 32];
+    }
+    if (more) {
+      int c = pc * BK;
+      threadgroup T* at = As + put * ASIZE;
+      threadgroup T* bt = Bs + put * BSIZE;
+      TILE_UNROLL
+      for (int i = 0; i < AN; i++) {
+        bool ok = idx[i] >= 0 && c + ac < red;
+        ca.fetch(i, at + (ar + i * AR) * LDA + ac, from_x + size_t(ok ? idx[i] + (c + ac) / VEC : 0) * size_t(VEC), ok);
+      }
+      TILE_UNROLL
+      for (int i = 0; i < BP; i++) {
+        int r = ar + i * AR;
+        bool ok = col0 + r < OUT && c + ac < red;
+        cb.fetch(i, bt + r * LDA + ac, from_w + (ok ? ((col0 + r) * (mixing ? 1 : K) + tap) * red + c + ac : 0), ok);
+      }
+      pc = pc + 1 == chunks ? 0 : pc + 1;
+    }
+    if (ahead >= 0) {
+      tile_commit();
+      present = present << 1u | uint(has);
+      if (it >= 0) {
+        if (!SKIP || (present >> uint(STAGES - 1) & 1u) != 0u)
+          acc.template mma<BK, LDA, false, LDA, true>(As + get * ASIZE + sm * LDA, Bs + get * BSIZE + sn * LDA);
+        get = get + 1 == STAGES ? 0 : get + 1;
+      }
+      put = put + 1 == STAGES ? 0 : put + 1;
+      if (more) {
+        ca.land();
+        cb.land();
       }
     }
   }
-}
-if (mixing) threadgroup_barrier(mem_flags::mem_threadgroup); // the buffers are free again
+  if (fast && FITS) { // results go through threadgroup memory, so that whole rows are written
+    int to_row[ON];
+    TILE_UNROLL
+    for (int i = 0; i < ON; i++) to_row[i] = rows[place0 + tid / OC + i * OR];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    TILE_UNROLL
+    for (int j = 0; j < acc.COLS; j++) {
+      int c = col0 + sn + acc.col(j);
+      bool biased = dims[6] != 0 && !mixing;
+      float first = biased && c < OUT ? bias[c] : 0.0f, second = biased && c + 1 < OUT ? bias[c + 1] : 0.0f;
+      TILE_UNROLL
+      for (int i = 0; i < acc.ROWS; i++)
+        tile_keep2(As + (sm + acc.row(i)) * LDO + sn + acc.col(j), acc.get(i, j, 0) + first, acc.get(i, j, 1) + second);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    int c = col0 + tid % OC * VEC;
+    conv_finish<T, FINISH ? VEC : 0> finish;
+    finish.begin(norm, FINISH == 2 ? (const device T*)y : add, dims, OUT, c);
+    TILE_UNROLL
+    for (int i = 0; i < ON; i++) {
+      int o = to_row[i];
+      bool live = o < dims[7];
+      if (o >= 0 && o < rows_out) {
+        device T* to = y + size_t(o) * size_t(OUT) + size_t(c);
+        threadgroup T* at = As + (tid / OC + i * OR) * LDO + tid % OC * VEC;
+        if (live && !mixing) finish.row(at, o);
+        if (OUT % VEC == 0) {
+          if (c < OUT) tile_row16(to, at, live);
+        } else {
+          for (int e = 0; e < VEC; e++)
+            if (c + e < OUT) to[e] = live ? at[e] : T(0.0f);
+        }
+      }
+    }
+  } else if (fast) {
+    int to_row[acc.ROWS];
+    bool even = OUT % 2 == 0;
+    TILE_UNROLL
+    for (int i = 0; i < acc.ROWS; i++) to_row[i] = rows[place0 + sm + acc.row(i)]; // all reads before the first store
+    TILE_UNROLL
+    for (int i = 0; i < acc.ROWS; i++) {
+      int o = to_row[i];
+      if (o >= 0 && o < rows_out) {
+        bool live = o < dims[7];
+        device T* to = y + size_t(o) * size_t(OUT);
+        TILE_UNROLL
+        for (int j = 0; j < acc.COLS; j++) {
+          int c = col0 + sn + acc.col(j);
+          float first = acc.get(i, j, 0), second = acc.get(i, j, 1);
+          if (dims[6] != 0 && !mixing) {
+            if (c < OUT) first += bias[c];
+            if (c + 1 < OUT) second += bias[c + 1];
+          }
+          if (FINISH && live && !mixing) {
+            const device T* more = FINISH == 2 ? (const device T*)y : add;
+            if (c < OUT) first = conv_finish_value(first, norm, more, dims, OUT, c, o);
+            if (c + 1 < OUT) second = conv_finish_value(second, norm, more, dims, OUT, c + 1, o);
+          }
+          if (!live) first = second = 0.0f;
+          if (c + 1 < OUT) tile_put2(to + c, first, second, even);
+          else if (c < OUT) to[c] = T(first);
+        }
+      }
+    }
+  }
+  if (mixing) threadgroup_barrier(mem_flags::mem_threadgroup); // the buffers are free again
 }
 if (!fast) {
   for (int e = tid; e < BM * BN; e += NT) {
