@@ -159,6 +159,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "wide = n > V": "read one by one, the same numbers",
         "more && n >= 0": "no column is left to read",
     },
+    "max_pool.metal": {"start <= taps": _NO_ROW},
     "norm_apply.metal": {
         "r <= last": _NO_ROW,
         "u <= U; u++) { norm_piece<T> z": _NO_ROW,
