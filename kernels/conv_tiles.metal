@@ -202,7 +202,7 @@ if (!fast) {
                    float(weight[(c * K + t) * RED + r]);
       }
       if (dims[6] != 0) sum += bias[c];
-      if (FINISH && o < dims[7]) sum = conv_finish_value(sum, norm, add, dims, OUT, c, o);
+      if (FINISH) sum = conv_finish_value(sum, norm, add, dims, OUT, c, o);
       y[size_t(o) * size_t(OUT) + size_t(c)] = T(o < dims[7] ? sum : 0.0f);
     }
   }
