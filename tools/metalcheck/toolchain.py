@@ -22,8 +22,8 @@ _DIALECT = (
     "-fno-strict-aliasing -ffp-contract=off -ftrivial-auto-var-init=pattern"
 ).split() + [f"-I{HERE / 'include'}"]
 _TYPED = ["-fsyntax-only", "-DMSL_AS=1", "-fno-caret-diagnostics", "-Werror=implicit-float-conversion"]
-# Flags of the compiler, and what runtime.cpp is told. To optimise what the address sanitizer adds takes clang far
-# longer than kernels take to run.
+# Flags of the compiler, and what runtime.cpp is told. To optimise what the address sanitizer adds takes clang
+# far longer than kernels take to run.
 SANITIZERS = {
     "address": (
         [
