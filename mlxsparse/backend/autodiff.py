@@ -20,7 +20,6 @@ import mlx.core as mx
 from ..errors import TransformError
 from .device import executor
 from .pace import called, noted, staging
-from .replay import here, plainly
 
 Gradient = Callable[..., mx.array]
 Gradients = Callable[..., Sequence[mx.array]]
@@ -69,12 +68,6 @@ def asked(a: mx.array) -> bool:
     Not inside of mlxsparse.compile, and always inside of mx.compile, which traces all of its arguments.
     """
     return not staging() and traced(a) and traced(a)  # the first look at a new type always says yes
-
-
-def replaying(*inputs: mx.array) -> plainly:
-    """Launches inside, which read what follows from these arrays alone, are replayed if none is traced."""
-    on_gpu = mx.default_device().type == mx.DeviceType.gpu
-    return plainly(on_gpu and not _seen.plain and not traced(*inputs))
 
 
 @contextlib.contextmanager
@@ -252,11 +245,7 @@ def direct(forward: Callable[..., mx.array], device: mx.Device) -> Callable[...,
 
 def _launched(forward: Callable[..., mx.array], inputs: Sequence[mx.array]) -> mx.array:
     """forward(*inputs) on a GPU, outside of all transformations."""
-    here.plain = not _seen.plain
-    try:
-        result = forward(*inputs)
-    finally:
-        here.plain = False
+    result = forward(*inputs)
     (noted if _seen.plain else called)(result)
     return result
 

@@ -274,7 +274,7 @@ def _own_map(
         made = kernel_coords.hash_table(coords)
         return kernel_coords.submanifold_map(made, kernel.size, kernel.dilation, known).nbr
 
-    return submanifold(table, coords.shape[0], active, kernel.size, by_row, coords)
+    return submanifold(table, coords.shape[0], active, kernel.size, by_row)
 
 
 def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel) -> DeviceMap:
@@ -296,8 +296,8 @@ def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
         sides = Makers(lambda: found.nbr), Makers(lambda: found.back)
     output, inputs = sides
     return DeviceMap(
-        Side(output.table, rows_in, kernel.size, target.active, *output[1:], origin=source.coords),
-        Side(inputs.table, rows_out, kernel.size, source.active, *inputs[1:], origin=source.coords),
+        Side(output.table, rows_in, kernel.size, target.active, *output[1:]),
+        Side(inputs.table, rows_out, kernel.size, source.active, *inputs[1:]),
         source.active,
         target.active,
     )

@@ -10,10 +10,8 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from ..backend.autodiff import replaying
 from ..backend.kernel_tiles import TapTiles, tap_tiles
 from ..backend.library import begin, numbers
-from ..backend.replay import plainly
 from .neighbors import TapPairs
 
 # The transpose of a table, (rows, T), and by what tiles order its rows, where that was made with it.
@@ -32,10 +30,8 @@ class Side:
         count: int | mx.array,
         by_row: Callable[[], ByRow] | None = None,
         tiles: Callable[[], TapTiles] | None = None,
-        origin: mx.array | None = None,
     ):
         self._make = make
-        self._origin = origin  # what all that is made here follows from
         self._by_row = by_row  # from which tiles are made faster
         self._make_tiles = tiles  # where they are made without the table
         self.sources = sources  # rows on the other side
@@ -45,25 +41,20 @@ class Side:
     @cached_property
     def table(self) -> mx.array:
         """(T, rows) int32, -1 where there is no pair."""
-        with self._launches():
-            return self._make()
-
-    def _launches(self) -> plainly:
-        return plainly(False) if self._origin is None else replaying(self._origin)
+        return self._make()
 
     @cached_property
     def tiles(self) -> TapTiles:
         """The table in the order that tiles use."""
-        with self._launches():
-            if self._make_tiles is not None:
-                tiles = self._make_tiles()
+        if self._make_tiles is not None:
+            tiles = self._make_tiles()
+        else:
+            active = self.count if isinstance(self.count, int) else None
+            if self._by_row is not None:
+                rows, keys = self._by_row()
+                tiles = tap_tiles(rows, self.sources, self.size, active, keys, by_row=True)
             else:
-                active = self.count if isinstance(self.count, int) else None
-                if self._by_row is not None:
-                    rows, keys = self._by_row()
-                    tiles = tap_tiles(rows, self.sources, self.size, active, keys, by_row=True)
-                else:
-                    tiles = tap_tiles(self.table, self.sources, self.size, active)
+                tiles = tap_tiles(self.table, self.sources, self.size, active)
         # What is sorted takes the GPU long enough.
         if tiles.size >= BEGUN and self._make_tiles is None:
             begin(*tiles[:3])
@@ -143,10 +134,9 @@ def submanifold(
     count: int | mx.array,
     size: tuple[int, ...],
     by_row: Callable[[], ByRow] | None = None,
-    origin: mx.array | None = None,
 ) -> DeviceMap:
     """Map of a set onto itself, symmetric under t -> T - 1 - t; `make` gives its table."""
-    output = Side(make, rows, size, count, by_row, origin=origin)
+    output = Side(make, rows, size, count, by_row)
     mirrored = Side(lambda: output.table[::-1], rows, size, count)
     return DeviceMap(output, mirrored, count, count, symmetric=True)
 
