@@ -142,9 +142,9 @@ def prepared(
 ) -> Callable[..., mx.array]:
     """`differentiable` where kernels run, as a function of the inputs that can be called again and again.
 
-    One custom function for all gradients: results are not computed before they are read. Inputs past the
-    gradients are none that anybody differentiates by. unread: inputs that no gradient reads, and that need not
-    live until then; any array takes their place. ordered: the second input's gradient, which is `asked` for, is
+    One custom function for all gradients: results are not computed before they are read. Nobody may
+    differentiate by inputs past the gradients. unread: inputs that no gradient reads, and that need not live
+    until then; any array takes their place. ordered: the second input's gradient, which is `asked` for, is
     computed before the first one's: what it reads can go then.
     """
     sealed: list[Any] = []  # functions of their own: MLX evaluates all results of one together
@@ -172,8 +172,8 @@ def together(
 ) -> Callable[..., mx.array]:
     """As `prepared`, for gradients that are computed together: ``gradients(cotangent, result, *inputs)``.
 
-    read: inputs that `forward` reads and that somebody may differentiate by. unread: of result and inputs those
-    that the gradients do not read, as in `prepared`.
+    read: inputs that `forward` reads and that somebody may differentiate by. unread: of result and inputs
+    those that the gradients do not read, as in `prepared`.
     """
     sealed = _sealed(name, gradients)
 

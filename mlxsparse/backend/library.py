@@ -150,7 +150,7 @@ def launch(
     groups: tuple[int, int, int],
     threads: int = MAX_THREADS,
     **options: Any,
-) -> list[mx.array]:
+) -> Sequence[mx.array]:
     """Run kernel `name` on `inputs`, as KERNELS lists them but for dims; the rest as in `ready`."""
     return ready(name, dims, shapes, groups, threads, **options)(inputs)
 
