@@ -104,10 +104,11 @@ def steps(coords: mx.array) -> None:
         known = kernel_coords.hash_table(far)
         show("  27-tap map by hash", lambda known=known: kernel_coords.submanifold_map(known, THREE))
         found, size = kernel_bits.site_map(coords, made, m, by_row=True), geometry[0]
-        show("  its other side", lambda found=found: kernel_coords.flipped(found, n, by_row=True))
+        by_tap = kernel_bits.site_map(coords, made, m)
+        show("  its other side", lambda by_tap=by_tap: kernel_coords.flipped(by_tap, n))
         outputs = lambda t=found, s=size: kernel_tiles.tap_tiles(t, n, s, by_row=True)[:3]  # noqa: E731
         show("  order and tiles, outputs", outputs)
-        back = kernel_coords.flipped(found, n, by_row=True)
+        back = kernel_coords.flipped(by_tap, n)
         show("  order and tiles, inputs", lambda t=back, m=m, s=size: kernel_tiles.tap_tiles(t, m, s)[:3])
         if size == geometry[1]:
             ends = coords, made, size, m

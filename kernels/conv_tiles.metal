@@ -1,10 +1,12 @@
 // Convolution over ordered rows (tap_tiles): y[o] = bias + sum over taps t of W[t] x[nbr[t, o]], fp32 sums.
 // A tile is BM places; only taps that one of its rows has are computed.
 // in: x[N, RED] T, weight[OUT, K, RED] T, bias[OUT] float32, nbr[K * P], rows[P], masks[P / 32, words of 32 taps] (tap_tiles),
-//     norm[2, OUT] float32 (norm_line), add[M, OUT] T
-//     dims = {N, M, P, K, RED, OUT, has bias, active, plain, G, S (of tap_tiles), relu, has add}; RED is a multiple of 16 bytes
+//     norm[2, OUT] float32 (norm_line), add[M, OUT] T, mix[OUT, WIDE] T
+//     dims = {N, M, P, K, RED, OUT, has bias, active, plain, G, S (of tap_tiles), relu, has add, WIDE}; RED and WIDE are
+//     multiples of 16 bytes
 //     plain: as if x were not aligned to 16 bytes; FINISH: what a norm of fixed statistics makes of it: y * norm[0] + norm[1],
-//     plus `add`, and 0 where that is less, of y as it would be without (norm_fixed)
+//     plus `add`, and 0 where that is less, of y as it would be without (norm_fixed). 2: what is added is the product of
+//     add[M, WIDE] and mix, rounded to T; it lies in y until then
 // out: y[M, OUT] T; rows at and past `active` are 0.   grid (32 WM WN * P / BM, ceil(OUT / BN), 1)
 // template: T; BM, BN, BK tile sizes; WM x WN simdgroups; STAGES >= 2 buffers; KEEP: 1 x, 2 weight, 3 both stay in L1
 //     (CUDA); EXACT (tile.h); FINISH
@@ -29,7 +31,6 @@ threadgroup T* Bs = As + STAGES * ASIZE;
 int rows_in = dims[0], rows_out = dims[1], K = dims[3], RED = dims[4], OUT = dims[5];
 int group = dims[9], next_tap = dims[10]; // read once: the copies below hide from the compiler that they stay
 int words = (K + 31) / 32;
-int rvec = RED / VEC; // offsets count copies, so that 32 bits reach far enough
 int tid = int(thread_index_in_threadgroup);
 int sg = int(simdgroup_index_in_threadgroup);
 int place0 = (dims[2] / BM - 1 - int(threadgroup_position_in_grid.x)) * BM; // the last have most taps (tap_keys) and start first
@@ -38,8 +39,7 @@ int sm = (sg / WN) * (BM / WM), sn = (sg % WN) * (BN / WN);
 int ar = tid / AC, ac = tid % AC * VEC;
 const device uint* mask = masks + size_t(place0 / 32) * size_t(words);
 int blocks = 0; // taps of this tile
-int word = 0;   // of the masks, and what is left of it
-uint left = 0u;
+uint left = 0u; // of a word of the masks
 for (int w = words - 1; w >= 0; w--) {
   left = 0u;
   TILE_UNROLL
@@ -48,146 +48,163 @@ for (int w = words - 1; w >= 0; w--) {
 }
 // Row numbers of this thread's first place; AR divides 32 or is a multiple of it.
 const device int* mine = nbr + size_t(place0 / 32 + ar / 32) * size_t(group) + size_t(ar % 32);
-int chunks = (RED + BK - 1) / BK;
 bool fast = dims[8] == 0 && tile_aligned(x) && tile_aligned(weight); // else plain sums at the end, slow and right
-int steps = fast ? blocks * chunks : 0;
+if (FINISH == 2) fast = fast && tile_aligned(add) && tile_aligned(mix);
 tile_mma<T, BM / WM, BN / WN, EXACT> acc;
-acc.clear(thread_index_in_simdgroup);
 tile_copy<T, AN, (KEEP & 1) != 0> ca;
 tile_copy<T, BP, (KEEP & 2) != 0> cb;
 int idx[AN], nxt[AN];       // offsets of the rows being copied; rows of the next tap, as read: nothing waits for them yet
-int tap = 0, ntap = -1;     // tap being copied; the next one, -1 before the first
-int pc = 0, fetched = -1;   // producer: channel chunk; taps fetched so far
-int put = 0, get = 0;       // buffers written and read in this step
 constexpr int OWN = BM / WM / 32; // groups of 32 places that this simdgroup multiplies; 0: it shares one
 constexpr bool SKIP = EXACT != 0 && OWN > 0; // taps that none of them has; pays where arithmetic is what takes the time
-bool has = true;            // one of them has the tap being copied
-uint present = 0u;          // whether they have the taps copied in the last steps, bit 0 the latest
-for (int it = -STAGES; it < steps; it++) {
-  int ahead = it + STAGES - 1; // this step is copied now, while step `it` is multiplied
-  bool more = ahead >= 0 && ahead < steps;
-  if (it >= 0) {
-    tile_wait<STAGES - 2>();
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-  }
-  if (more && pc == 0) {
-    TILE_UNROLL
-    for (int i = 0; i < AN; i++) idx[i] = nxt[i] >= 0 && nxt[i] < rows_in ? nxt[i] * rvec : -1;
-    tap = ntap;
-    if (SKIP) {
-      uint own = 0u;
-      TILE_UNROLL
-      for (int g = 0; g < OWN; g++) own |= mask[(sm / 32 + g) * words + ntap / 32];
-      has = (own >> uint(ntap % 32) & 1u) != 0u;
-    }
-  }
-  if ((more ? pc == 0 : ahead < 0) && fetched + 1 < blocks) { // row numbers of the next tap are read a tap early
-    fetched += 1;
-    while (left == 0u && word + 1 < words) {
-      word += 1;
-      TILE_UNROLL
-      for (int g = 0; g < BM / 32; g++) left |= mask[g * words + word];
-    }
-    ntap = word * 32 + int(popcount((left & (0u - left)) - 1u));
-    left &= left - 1u;
-    const device int* from = mine + size_t(ntap) * size_t(next_tap);
-    TILE_UNROLL
-    for (int i = 0; i < AN; i++) nxt[i] = from[i * AR / 32 * group + i * AR % 32];
-  }
-  if (more) {
-    int c = pc * BK;
-    threadgroup T* at = As + put * ASIZE;
-    threadgroup T* bt = Bs + put * BSIZE;
-    TILE_UNROLL
-    for (int i = 0; i < AN; i++) {
-      bool ok = idx[i] >= 0 && c + ac < RED;
-      ca.fetch(i, at + (ar + i * AR) * LDA + ac, x + size_t(ok ? idx[i] + (c + ac) / VEC : 0) * size_t(VEC), ok);
-    }
-    TILE_UNROLL
-    for (int i = 0; i < BP; i++) {
-      int r = ar + i * AR;
-      bool ok = col0 + r < OUT && c + ac < RED;
-      cb.fetch(i, bt + r * LDA + ac, weight + (ok ? ((col0 + r) * K + tap) * RED + c + ac : 0), ok);
-    }
-    pc = pc + 1 == chunks ? 0 : pc + 1;
-  }
-  if (ahead >= 0) {
-    tile_commit();
-    present = present << 1u | uint(has);
+for (int pass = FINISH == 2 ? 0 : 1; pass < 2; pass++) { // the first: what is added
+  const bool mixing = FINISH == 2 && pass == 0;
+  const device T* from_x = mixing ? add : x;
+  const device T* from_w = mixing ? mix : weight;
+  int red = mixing ? dims[13] : RED, sources = mixing ? rows_out : rows_in;
+  int rvec = red / VEC; // offsets count copies, so that 32 bits reach far enough
+  int chunks = (red + BK - 1) / BK;
+  int number = mixing ? 1 : blocks;
+  int steps = fast ? number * chunks : 0;
+  int word = 0;
+  int tap = 0, ntap = -1;     // tap being copied; the next one, -1 before the first
+  int pc = 0, fetched = -1;   // producer: channel chunk; taps fetched so far
+  int put = 0, get = 0;       // buffers written and read in this step
+  bool has = true;            // one of them has the tap being copied
+  uint present = 0u;          // whether they have the taps copied in the last steps, bit 0 the latest
+  acc.clear(thread_index_in_simdgroup);
+  for (int it = -STAGES; it < steps; it++) {
+    int ahead = it + STAGES - 1; // this step is copied now, while step `it` is multiplied
+    bool more = ahead >= 0 && ahead < steps;
     if (it >= 0) {
-      if (!SKIP || (present >> uint(STAGES - 1) & 1u) != 0u)
-        acc.template mma<BK, LDA, false, LDA, true>(As + get * ASIZE + sm * LDA, Bs + get * BSIZE + sn * LDA);
-      get = get + 1 == STAGES ? 0 : get + 1;
+      tile_wait<STAGES - 2>();
+      threadgroup_barrier(mem_flags::mem_threadgroup);
     }
-    put = put + 1 == STAGES ? 0 : put + 1;
-    if (more) {
-      ca.land();
-      cb.land();
-    }
-  }
-}
-if (fast && FITS) { // results go through threadgroup memory, so that whole rows are written
-  int to_row[ON];
-  TILE_UNROLL
-  for (int i = 0; i < ON; i++) to_row[i] = rows[place0 + tid / OC + i * OR];
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  TILE_UNROLL
-  for (int j = 0; j < acc.COLS; j++) {
-    int c = col0 + sn + acc.col(j);
-    float first = dims[6] != 0 && c < OUT ? bias[c] : 0.0f, second = dims[6] != 0 && c + 1 < OUT ? bias[c + 1] : 0.0f;
-    TILE_UNROLL
-    for (int i = 0; i < acc.ROWS; i++)
-      tile_keep2(As + (sm + acc.row(i)) * LDO + sn + acc.col(j), acc.get(i, j, 0) + first, acc.get(i, j, 1) + second);
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  int c = col0 + tid % OC * VEC;
-  conv_finish<T, FINISH ? VEC : 0> finish;
-  finish.begin(norm, add, dims, OUT, c);
-  TILE_UNROLL
-  for (int i = 0; i < ON; i++) {
-    int o = to_row[i];
-    bool live = o < dims[7];
-    if (o >= 0 && o < rows_out) {
-      device T* to = y + size_t(o) * size_t(OUT) + size_t(c);
-      threadgroup T* at = As + (tid / OC + i * OR) * LDO + tid % OC * VEC;
-      if (live) finish.row(at, o);
-      if (OUT % VEC == 0) {
-        if (c < OUT) tile_row16(to, at, live);
-      } else {
-        for (int e = 0; e < VEC; e++)
-          if (c + e < OUT) to[e] = live ? at[e] : T(0.0f);
-      }
-    }
-  }
-} else if (fast) {
-  int to_row[acc.ROWS];
-  bool even = OUT % 2 == 0;
-  TILE_UNROLL
-  for (int i = 0; i < acc.ROWS; i++) to_row[i] = rows[place0 + sm + acc.row(i)]; // all reads before the first store
-  TILE_UNROLL
-  for (int i = 0; i < acc.ROWS; i++) {
-    int o = to_row[i];
-    if (o >= 0 && o < rows_out) {
-      bool live = o < dims[7];
-      device T* to = y + size_t(o) * size_t(OUT);
+    if (more && pc == 0) {
       TILE_UNROLL
-      for (int j = 0; j < acc.COLS; j++) {
-        int c = col0 + sn + acc.col(j);
-        float first = acc.get(i, j, 0), second = acc.get(i, j, 1);
-        if (dims[6] != 0) {
-          if (c < OUT) first += bias[c];
-          if (c + 1 < OUT) second += bias[c + 1];
-        }
-        if (FINISH && live) {
-          if (c < OUT) first = conv_finish_value(first, norm, add, dims, OUT, c, o);
-          if (c + 1 < OUT) second = conv_finish_value(second, norm, add, dims, OUT, c + 1, o);
-        }
-        if (!live) first = second = 0.0f;
-        if (c + 1 < OUT) tile_put2(to + c, first, second, even);
-        else if (c < OUT) to[c] = T(first);
+      for (int i = 0; i < AN; i++) idx[i] = nxt[i] >= 0 && nxt[i] < sources ? nxt[i] * rvec : -1;
+      tap = ntap;
+      if (SKIP && !mixing) {
+        uint own = 0u;
+        TILE_UNROLL
+        for (int g = 0; g < OWN; g++) own |= mask[(sm / 32 + g) * words + ntap / 32];
+        has = (own >> uint(ntap % 32) & 1u) != 0u;
+      }
+    }
+    if (mixing && fetched < 0 && ahead < 0) {
+      fetched = ntap = 0;
+      TILE_UNROLL
+      for (int i = 0; i < AN; i++) nxt[i] = rows[place0 + ar + i * AR];
+    } else if ((more ? pc == 0 : ahead < 0) && fetched + 1 < number) { // row numbers of the next tap are read a tap early
+      fetched += 1;
+      while (left == 0u && word + 1 < words) {
+        word += 1;
+        TILE_UNROLL
+        for (int g = 0; g < BM / 32; g++) left |= mask[g * words + word];
+      }
+      ntap = word * 32 + int(popcount((left & (0u - left)) - 1u));
+      left &= left - 1u;
+      const device int* from = mine + size_t(ntap) * size_t(next_tap);
+      TILE_UNROLL
+      for (int i = 0; i < AN; i++) nxt[i] = from[i * AR / 32 * group + i * AR % 32];
+    }
+    if (more) {
+      int c = pc * BK;
+      threadgroup T* at = As + put * ASIZE;
+      threadgroup T* bt = Bs + put * BSIZE;
+      TILE_UNROLL
+      for (int i = 0; i < AN; i++) {
+        bool ok = idx[i] >= 0 && c + ac < red;
+        ca.fetch(i, at + (ar + i * AR) * LDA + ac, from_x + size_t(ok ? idx[i] + (c + ac) / VEC : 0) * size_t(VEC), ok);
+      }
+      TILE_UNROLL
+      for (int i = 0; i < BP; i++) {
+        int r = ar + i * AR;
+        bool ok = col0 + r < OUT && c + ac < red;
+        cb.fetch(i, bt + r * LDA + ac, from_w + (ok ? ((col0 + r) * (mixing ? 1 : K) + tap) * red + c + ac : 0), ok);
+      }
+      pc = pc + 1 == chunks ? 0 : pc + 1;
+    }
+    if (ahead >= 0) {
+      tile_commit();
+      present = present << 1u | uint(has);
+      if (it >= 0) {
+        if (!SKIP || (present >> uint(STAGES - 1) & 1u) != 0u)
+          acc.template mma<BK, LDA, false, LDA, true>(As + get * ASIZE + sm * LDA, Bs + get * BSIZE + sn * LDA);
+        get = get + 1 == STAGES ? 0 : get + 1;
+      }
+      put = put + 1 == STAGES ? 0 : put + 1;
+      if (more) {
+        ca.land();
+        cb.land();
       }
     }
   }
+  if (fast && FITS) { // results go through threadgroup memory, so that whole rows are written
+    int to_row[ON];
+    TILE_UNROLL
+    for (int i = 0; i < ON; i++) to_row[i] = rows[place0 + tid / OC + i * OR];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    TILE_UNROLL
+    for (int j = 0; j < acc.COLS; j++) {
+      int c = col0 + sn + acc.col(j);
+      bool biased = dims[6] != 0 && !mixing;
+      float first = biased && c < OUT ? bias[c] : 0.0f, second = biased && c + 1 < OUT ? bias[c + 1] : 0.0f;
+      TILE_UNROLL
+      for (int i = 0; i < acc.ROWS; i++)
+        tile_keep2(As + (sm + acc.row(i)) * LDO + sn + acc.col(j), acc.get(i, j, 0) + first, acc.get(i, j, 1) + second);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    int c = col0 + tid % OC * VEC;
+    conv_finish<T, FINISH ? VEC : 0> finish;
+    finish.begin(norm, FINISH == 2 ? (const device T*)y : add, dims, OUT, c);
+    TILE_UNROLL
+    for (int i = 0; i < ON; i++) {
+      int o = to_row[i];
+      bool live = o < dims[7];
+      if (o >= 0 && o < rows_out) {
+        device T* to = y + size_t(o) * size_t(OUT) + size_t(c);
+        threadgroup T* at = As + (tid / OC + i * OR) * LDO + tid % OC * VEC;
+        if (live && !mixing) finish.row(at, o);
+        if (OUT % VEC == 0) {
+          if (c < OUT) tile_row16(to, at, live);
+        } else {
+          for (int e = 0; e < VEC; e++)
+            if (c + e < OUT) to[e] = live ? at[e] : T(0.0f);
+        }
+      }
+    }
+  } else if (fast) {
+    int to_row[acc.ROWS];
+    bool even = OUT % 2 == 0;
+    TILE_UNROLL
+    for (int i = 0; i < acc.ROWS; i++) to_row[i] = rows[place0 + sm + acc.row(i)]; // all reads before the first store
+    TILE_UNROLL
+    for (int i = 0; i < acc.ROWS; i++) {
+      int o = to_row[i];
+      if (o >= 0 && o < rows_out) {
+        bool live = o < dims[7];
+        device T* to = y + size_t(o) * size_t(OUT);
+        TILE_UNROLL
+        for (int j = 0; j < acc.COLS; j++) {
+          int c = col0 + sn + acc.col(j);
+          float first = acc.get(i, j, 0), second = acc.get(i, j, 1);
+          if (dims[6] != 0 && !mixing) {
+            if (c < OUT) first += bias[c];
+            if (c + 1 < OUT) second += bias[c + 1];
+          }
+          if (FINISH && live && !mixing) {
+            const device T* more = FINISH == 2 ? (const device T*)y : add;
+            if (c < OUT) first = conv_finish_value(first, norm, more, dims, OUT, c, o);
+            if (c + 1 < OUT) second = conv_finish_value(second, norm, more, dims, OUT, c + 1, o);
+          }
+          if (!live) first = second = 0.0f;
+          if (c + 1 < OUT) tile_put2(to + c, first, second, even);
+          else if (c < OUT) to[c] = T(first);
+        }
+      }
+    }
+  }
+  if (mixing) threadgroup_barrier(mem_flags::mem_threadgroup); // the buffers are free again
 }
 if (!fast) {
   for (int e = tid; e < BM * BN; e += NT) {
@@ -196,13 +213,20 @@ if (!fast) {
       float sum = 0.0f;
       for (int t = 0; t < K; t++) {
         int j = nbr[size_t(place / 32) * size_t(group) + size_t(t) * size_t(next_tap) + size_t(place % 32)];
-        if (j >= 0 && j < rows_in)
+        bool own = (masks[size_t(place / 32) * size_t(words) + size_t(t / 32)] >> uint(t % 32) & 1u) != 0u;
+        if (own && j >= 0 && j < rows_in)
           for (int r = 0; r < RED; r++)
             sum += float(x[size_t(j) * size_t(RED) + size_t(r)]) *
                    float(weight[(c * K + t) * RED + r]);
       }
       if (dims[6] != 0) sum += bias[c];
-      if (FINISH && o < dims[7]) sum = conv_finish_value(sum, norm, add, dims, OUT, c, o);
+      if (FINISH == 2) {
+        float more = 0.0f;
+        for (int r = 0; r < dims[13]; r++)
+          more += float(add[size_t(o) * size_t(dims[13]) + size_t(r)]) * float(mix[c * dims[13] + r]);
+        y[size_t(o) * size_t(OUT) + size_t(c)] = T(more);
+      }
+      if (FINISH && o < dims[7]) sum = conv_finish_value(sum, norm, FINISH == 2 ? (const device T*)y : add, dims, OUT, c, o);
       y[size_t(o) * size_t(OUT) + size_t(c)] = T(o < dims[7] ? sum : 0.0f);
     }
   }

@@ -133,7 +133,8 @@ if (!fast) {
       float sum = 0.0f;
       for (int place = first; place < last; place++) {
         int j = pairs[size_t(place / 32) * group + size_t(place % 32)], o = rows[place];
-        if (j >= 0 && j < rows_in && o >= 0 && o < rows_out)
+        bool own = (masks[size_t(place / 32) * size_t(words) + size_t(tap / 32)] >> uint(tap % 32) & 1u) != 0u;
+        if (own && j >= 0 && j < rows_in && o >= 0 && o < rows_out)
           sum += float(ct[size_t(o) * size_t(OUT) + size_t(m)]) * float(x[size_t(j) * size_t(RED) + size_t(n)]);
       }
       parts[((size_t(run) * size_t(OUT) + size_t(m)) * size_t(K) + size_t(tap)) * size_t(RED) + size_t(n)] = sum;

@@ -19,7 +19,7 @@ import mlx.core as mx
 
 from ..errors import TransformError
 from .device import executor
-from .pace import called, noted, staging
+from .pace import called, first, next_cotangent, noted, staging
 
 Gradient = Callable[..., mx.array]
 Gradients = Callable[..., Sequence[mx.array]]
@@ -68,6 +68,16 @@ def asked(a: mx.array) -> bool:
     Not inside of mlxsparse.compile, and always inside of mx.compile, which traces all of its arguments.
     """
     return not staging() and traced(a) and traced(a)  # the first look at a new type always says yes
+
+
+def watched(w: mx.array) -> mx.array:
+    """A weight whose gradient, if one is asked for, is computed early inside of mlxsparse.compile as well."""
+    if not staging() or not traced(w):
+        return w
+    itself: Any = mx.custom_function(lambda w: w)
+    itself.vjp(lambda _, gradient, __: first(gradient))
+    result: mx.array = itself(w)
+    return result
 
 
 @contextlib.contextmanager
@@ -195,7 +205,7 @@ def _custom(
 ) -> Callable[..., mx.array]:
     def vjp(primals: Any, cotangent: mx.array, result: mx.array) -> Any:
         arguments = primals if isinstance(primals, (tuple, list)) else (primals,)
-        noted(cotangent)
+        cotangent = next_cotangent(cotangent)
         with mx.stream(device):
             made = gradients(cotangent, result, *arguments)
         # Nobody asks for those of the rest: any array of their shape, which costs nothing.

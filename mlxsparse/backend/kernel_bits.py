@@ -222,10 +222,11 @@ def windows_input(
 ) -> TapTiles:
     """Input side of the ordered map of `coords` to the first `rows` of the marked windows of K = s.
 
-    As tap_tiles of the flipped map, of at most MOST_WINDOW_TAPS taps, without a sort: a row has one tap.
+    As tap_tiles of the flipped map, of at most MOST_WINDOW_TAPS taps, without a sort: a row has one tap, and
+    those of each tap start at a multiple of PLACES.
     """
     n, taps = coords.shape[0], math.prod(stride)
-    groups, places = blocks(n, WINDOW_ROWS), blocks(n, PLACES) * PLACES
+    groups, places = blocks(n, WINDOW_ROWS), (n // PLACES + taps + 1) * PLACES if n else 0
     whole = [n, *_windows(made, stride, rows), groups]
     shapes = [(n,), (n,), (max((taps + 1) * groups, SMALL),)]
     inputs = [coords, made.bits, made.before, made.ends]
@@ -233,9 +234,9 @@ def windows_input(
     count = (taps + 1) * groups
     shapes = [(count + SMALL,), (2,)]
     ends, _ = launch("bit_ends", [totals, no_status()], [0, count], shapes, (1, 1, 1))
-    dims, ordered = [n, taps, groups, places], [(places // 32, taps, 32), (places,), (places // 32, 1)]
+    dims, ordered = [n, taps, groups, places], [(places // 32, 1, 32), (places,), (places // 32, 1)]
     tiled, order, masks = launch("window_tiles", [window, tap, ends], dims, ordered, (groups, 1, 1))
-    return TapTiles(tiled, order, masks, rows, n, n if active is None else min(active, n))
+    return TapTiles(tiled, order, masks, rows, n, n if active is None else min(active, n), taps)
 
 
 def submanifold_map(

@@ -100,12 +100,12 @@ def neighbour_map(
     return NeighbourMap(*launch("neighbour_map", inputs, dims, [(taps, m), (taps, n)], groups, init=-1))
 
 
-def flipped(nbr: mx.array, rows: int, *, by_row: bool = False) -> mx.array:
-    """A map (T, M), by row (M, T), from the other side, which has `rows` rows: (T, rows) int32, -1 none."""
+def flipped(nbr: mx.array, rows: int) -> mx.array:
+    """A map (T, M) from the other side, which has `rows` rows: (T, rows) int32, -1 none."""
     check_array("nbr", nbr, 2, mx.int32)
-    taps, m = reversed(nbr.shape) if by_row else nbr.shape
+    taps, m = nbr.shape
     groups = (blocks(m, MAX_THREADS), taps, 1)
-    return launch("flip_map", [nbr], [m, rows, taps, int(by_row)], [(taps, rows)], groups, init=-1)[0]
+    return launch("flip_map", [nbr], [m, rows], [(taps, rows)], groups, init=-1)[0]
 
 
 class OwnMap(NamedTuple):

@@ -50,24 +50,33 @@ grouped = True
 class TapTiles(NamedTuple):
     """One side of a kernel map, its rows ordered by the taps that they have."""
 
-    nbr: mx.array  # (P / 32, T, 32) int32 row read through each tap, -1 none; or (T, P)
+    nbr: mx.array  # (P / 32, T, 32) int32 row read through each tap, -1 none; or (T, P); see `alone`
     rows: mx.array  # (P,) int32 row of each place, -1 past the last
     masks: mx.array  # (P / 32, ceil(T / 32)) uint32 taps of 32 places
     sources: int  # rows on the other side
     size: int  # rows on this side
     active: int  # of these, the first that can have pairs
+    alone: int = 0  # T, where each PLACES places have one tap and nbr, (P / 32, 1, 32), is of that
 
     @property
     def taps(self) -> int:
-        return self.nbr.shape[-2]
+        return self.alone or self.nbr.shape[-2]
 
     @property
     def places(self) -> int:
         return self.rows.shape[0]
 
     @property
+    def used(self) -> int:
+        """Places from which on there is no pair: a multiple of PLACES, at least one."""
+        found = self.active // PLACES + self.alone if self.alone else blocks(self.active, PLACES)
+        return max(1, found) * PLACES
+
+    @property
     def steps(self) -> tuple[int, int]:
         """From 32 places to the next 32, and from a tap to the next, in elements of nbr."""
+        if self.alone:
+            return 32, 0
         return (32 * self.taps, 32) if self.nbr.ndim == 3 else (32, self.places)
 
 
@@ -133,6 +142,34 @@ def tap_tiles(
     dims = [sources, m, taps, places, *steps, int(by_row)]
     tiled, rows, masks = launch("tap_tiles", [nbr, order], dims, shapes, (places // MAX_THREADS, words, 1))
     return TapTiles(tiled, rows, masks, sources, m, active)
+
+
+def table_of(tiles: TapTiles) -> mx.array:
+    """The table that tiles were made from: (T, M) int32, -1 where there is no pair."""
+    if tiles.size == 0 or tiles.taps == 0:
+        return filled((tiles.taps, tiles.size), -1, mx.int32)
+    nbr = tiles.nbr
+    if tiles.alone:
+        own = tiles.masks >> mx.arange(tiles.taps, dtype=mx.uint32) & 1
+        nbr = mx.where(own[:, :, None] != 0, nbr, -1)
+    by_tap = nbr if nbr.ndim == 2 else nbr.swapaxes(0, 1).reshape(tiles.taps, -1)
+    last = mx.array(tiles.size, mx.int32)
+    places = mx.argsort(mx.where(tiles.rows < 0, last, tiles.rows))[: tiles.size]
+    return mx.take(by_tap, places, axis=1)
+
+
+def itself(size: int, count: int | mx.array) -> TapTiles:
+    """Tiles of the map with one tap of each of the first `count` of `size` rows to itself."""
+    active = count if isinstance(count, int) else size
+    if size == 0:
+        return tap_tiles(filled((1, 0), -1, mx.int32), 0)
+    places = blocks(size, PLACES) * PLACES
+    numbers = mx.arange(places, dtype=mx.int32)
+    rows = mx.where(numbers < size, numbers, -1)
+    nbr = rows if isinstance(count, int) and count == size else mx.where(numbers < count, numbers, -1)
+    masks = (numbers[::32] < count).astype(mx.uint32)[:, None]
+    shape = (places // 32, 1, 32) if grouped else (1, places)
+    return TapTiles(nbr.reshape(shape), rows, masks, size, size, active)
 
 
 # ---------------------------------------------------------------- products
@@ -220,6 +257,7 @@ class Finish(NamedTuple):
 
     relu: bool
     added: bool  # another array is added before
+    mixed: int = 0  # its channels, where its product with a weight (Co, mixed) is what is added
 
 
 def product(
@@ -236,7 +274,8 @@ def product(
     """`forward` of arrays of these shapes and dtype, as a function of x, w and bias for many calls.
 
     w: the array itself may have several axes of taps. finish: what follows in the same pass; the function
-    then takes line (2, Co) float32 (kernel_fixed.line) and what is added (M, Co) as well.
+    then takes line (2, Co) float32 (kernel_fixed.line) and what is added (M, Co) as well, or (M, mixed) and
+    its weight.
     """
     if len(x) != 2 or len(w) != 3:
         raise ShapeError(f"x has shape {tuple(x)}, weight {tuple(w)}, wanted 2 and 3 axes")
@@ -254,17 +293,23 @@ def product(
         raise CapacityError(f"weight {tuple(w)} has more elements than a kernel can address; use groups")
     rows = tiles.size if active is None else active
     tile = tile_for(dtype, outs, tiles.places)
-    more = (0, 0) if finish is None else (int(finish.relu), int(finish.added))
+    relu, added, mixed = finish or (False, False, 0)
+    wide = blocks(mixed, 16 // dtype.size) * (16 // dtype.size)
+    _check_reach("what is added", tiles.size, wide, dtype.size)
+    more = int(relu), int(added), wide
     dims = (n, tiles.size, tiles.places, taps, red, outs, int(biased), rows, int(plain), *tiles.steps, *more)
+    kind = 0 if finish is None else 2 if mixed else 1
     prepare = _forward_call if isinstance(rows, int) else _forward_call.__wrapped__
-    call = prepare(factory(), dtype, tile, fp32_mode(dtype), dims, finish is not None)
+    call = prepare(factory(), dtype, tile, fp32_mode(dtype), dims, kind)
     places = tiles.nbr, tiles.rows, tiles.masks
     nothing = unadded(dtype)
     if finish is None and not biased and lack == 0:  # the usual case does nothing but launch
-        held = call.holding(unread(), *places, unread(), nothing)
+        held = call.holding(unread(), *places, unread(), nothing, nothing)
         return lambda x, w, bias=None: held([x, w])[0]
     if finish is None:
-        call = call.holding(unread(), nothing)
+        call = call.holding(unread(), nothing, nothing)
+    elif not mixed:
+        call = call.holding(nothing)
 
     def run(
         x: mx.array,
@@ -272,11 +317,14 @@ def product(
         bias: mx.array | None = None,
         line: mx.array | None = None,
         add: mx.array | None = None,
+        mix: mx.array | None = None,
     ) -> mx.array:
         if biased and (bias is None or bias.shape != (outs,)):
             raise ShapeError(f"bias has shape {getattr(bias, 'shape', bias)}, wanted {(outs,)}")
         start = unread() if bias is None else bias.astype(mx.float32)
         last = [] if line is None else [line, nothing if add is None else add]
+        if mix is not None:
+            last[1:] = _padded(last[1], 1), _padded(mix, 1)
         return call([_padded(x, 1), _padded(w, w.ndim - 1), start, *places, *last])[0]
 
     return run
@@ -285,7 +333,7 @@ def product(
 # What follows from sizes alone is derived once: a call from Python costs as much as a small kernel.
 @functools.lru_cache(maxsize=512)
 def _forward_call(
-    make: Factory, dtype: mx.Dtype, tile: Tile, exact: int, dims: tuple[int | mx.array, ...], finish: bool
+    make: Factory, dtype: mx.Dtype, tile: Tile, exact: int, dims: tuple[int | mx.array, ...], finish: int
 ) -> Launch:
     _, size, places, _, _, outs = (int(v) for v in dims[:6])
     return ready(
@@ -298,7 +346,7 @@ def _forward_call(
         group_bytes=_bytes(dtype, tile.STAGES, (tile.BM, tile.BK), (tile.BN, tile.BK), False),
         fit=tile.FIT,
         EXACT=exact,
-        FINISH=int(finish),
+        FINISH=finish,
         **tile.sizes(),
     )
 
@@ -340,7 +388,7 @@ def weight_product(
     _check_reach("x", n, red, dtype.size)
     _check_reach("ct", m, outs, dtype.size)
     tile = tile_for(dtype, max(outs, red), tiles.places, weight=True)
-    sizes = (n, m, tiles.places, taps, red, outs, tiles.active, int(plain), *tiles.steps)
+    sizes = (n, m, tiles.places, taps, red, outs, tiles.used, int(plain), *tiles.steps)
     whole = (outs, red) == (co, ci)
     last = shape if whole else (outs, taps, red)
     parts, total = _grad_calls(factory(), dtype, tile, fp32_mode(dtype), sizes, last)
@@ -355,12 +403,11 @@ def _grad_calls(
     make: Factory, dtype: mx.Dtype, tile: Tile, exact: int, sizes: tuple[int, ...], last: tuple[int, ...]
 ) -> tuple[Launch, Launch]:
     """Sums of runs of places, of ct, x and the tiles; and their sum, of shape `last`."""
-    n, size, places, taps, red, outs, active, plain, *steps = sizes
+    n, size, places, taps, red, outs, used, plain, *steps = sizes
     along = blocks(red, tile.BN)
     pieces = blocks(outs, tile.BM) * along
     most = min(GRAD_GROUPS // max(1, taps * pieces), GRAD_BYTES // max(1, 4 * taps * outs * red))
     # Rows with pairs come first (tap_keys): how they are divided depends on nothing else.
-    used = max(1, blocks(active, PLACES)) * PLACES
     run = blocks(used, max(1, min(most, used // GRAD_RUN)) * PLACES) * PLACES
     runs = blocks(used, run)
     shape = tile.sizes()

@@ -17,7 +17,7 @@ import mlx.core as mx
 from .arguments import begin
 
 CALLS = 16  # after which the GPU gets what was called
-AHEAD = 1 << 27  # bytes of results, likewise; at most twice as many are not computed yet
+AHEAD = 1 << 25  # bytes of results, likewise; at most twice as many, or two results, are not computed yet
 
 
 class _Pace(threading.local):
@@ -26,6 +26,7 @@ class _Pace(threading.local):
     before: mx.array | None = None  # tells when the GPU has run what it got last
     stages: list[mx.array] | None = None  # of the trace that is being made
     staged = 0  # bytes since the last of them
+    wanted: list[mx.array] | None = None  # gradients of weights that nothing waits for yet, in that trace
 
 
 _pace = _Pace()
@@ -70,11 +71,28 @@ def noted(result: mx.array) -> None:
 @contextlib.contextmanager
 def stages() -> Iterator[list[mx.array]]:
     """What to compute one after the other, of the calls inside."""
-    before, _pace.stages, _pace.staged = _pace.stages, [], 0
+    before = _pace.stages, _pace.wanted
+    _pace.stages, _pace.wanted, _pace.staged = [], [], 0
     try:
         yield _pace.stages
     finally:
-        _pace.stages = before
+        _pace.stages, _pace.wanted = before
+
+
+def first(gradient: mx.array) -> mx.array:
+    """Have the gradient of a weight computed before the next cotangent: what it reads can go then."""
+    if _pace.wanted is not None:
+        _pace.wanted.append(gradient)
+    return gradient
+
+
+def next_cotangent(cotangent: mx.array) -> mx.array:
+    """A cotangent, counted as a call, that is computed after what `first` was told of."""
+    if _pace.wanted:
+        cotangent = mx.depends([cotangent], _pace.wanted)[0]
+        _pace.wanted.clear()
+    noted(cotangent)
+    return cotangent
 
 
 def run(marks: list[mx.array]) -> None:

@@ -80,7 +80,7 @@ def inserted(
     extent = kernel_sites.extent_between(ends, size)
     record = Record(coords, count, stride, size, None, spatial_shape, False, extent)
     record.steps, record.own = root, own
-    if not own:  # whose kernel was all that reads it, as a rule
+    if not own and bounds is None:  # of a set like one before it is known what is asked of it
         record.table = table
     ahead.seen(root, extent)
     if bounds is not None and ahead.inside(extent, bounds):
@@ -202,9 +202,9 @@ def _marked(
 
 
 class Makers(NamedTuple):
-    """What makes one side of a map (engine/device_map.py)."""
+    """What makes one side of a map (engine/device_map.py); without a table, the other side's is flipped."""
 
-    table: Callable[[], mx.array]
+    table: Callable[[], mx.array] | None = None
     by_row: Callable[[], ByRow] | None = None
     tiles: Callable[[], TapTiles] | None = None
 
@@ -216,8 +216,8 @@ def _by_bits(source: Record, target: Record, kernel: Kernel) -> tuple[Makers, Ma
     shape = Geometry(kernel.size, kernel.stride, kernel.padding, kernel.dilation)
     rows_in, rows_out = source.coords.shape[0], target.coords.shape[0]
     if target.marks is not None:
-        ends = source.coords, target.marks._replace(geometry=shape), rows_out
-        output, inputs = _from_marked(*ends, rows_in)
+        there = target.marks._replace(geometry=shape)
+        output, inputs = _from_marked(source.coords, there, rows_out), Makers()
         if kernel.covers_once and kernel.volume <= kernel_bits.MOST_WINDOW_TAPS:
             windows = source.coords, target.marks, kernel.stride, rows_out
             inputs = inputs._replace(tiles=partial(kernel_bits.windows_input, *windows, source.known))
@@ -226,21 +226,14 @@ def _by_bits(source: Record, target: Record, kernel: Kernel) -> tuple[Makers, Ma
         return output, inputs
     if source.marks is not None:
         back = source.marks._replace(geometry=shape._replace(forward=False))
-        return _from_marked(target.coords, back, rows_in, rows_out)[::-1]
+        return Makers(), _from_marked(target.coords, back, rows_in)
     return None
 
 
-def _from_marked(coords: mx.array, marks: Marked, rows: int, others: int) -> tuple[Makers, Makers]:
-    """The side of the marked set, which has `rows` rows, and the side of `coords`, which has `others`."""
-    made: list[mx.array] = []
-
-    def by_row() -> mx.array:
-        if not made:
-            made.append(kernel_bits.site_map(coords, marks, rows, by_row=True))
-        return made[0]
-
-    near = Makers(lambda: kernel_bits.site_map(coords, marks, rows), lambda: (by_row(), None))
-    return near, Makers(lambda: kernel_coords.flipped(by_row(), others, by_row=True))
+def _from_marked(coords: mx.array, marks: Marked, rows: int) -> Makers:
+    """The side of the marked set, which has `rows` rows."""
+    make = partial(kernel_bits.site_map, coords, marks, rows)
+    return Makers(make, lambda: (make(by_row=True), None))
 
 
 def _onto_itself(source: Record, kernel: Kernel) -> DeviceMap:
@@ -288,16 +281,29 @@ def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
         known = source.windows.get(kernel.stride) if kernel.covers_once else None
         if known is not None and known[0]() is target:
             sites = known[1]._replace(sites=target.coords)
-            found = kernel_sites.window_map(source.coords, sites, kernel.stride)
+            nbr, back = kernel_sites.window_map(source.coords, sites, kernel.stride)
         else:
-            found = kernel_coords.neighbour_map(
+            nbr, back = kernel_coords.neighbour_map(
                 source.table, target.coords, kernel.size, kernel.stride, kernel.padding, kernel.dilation
             )
-        sides = Makers(lambda: found.nbr), Makers(lambda: found.back)
-    output, inputs = sides
-    return DeviceMap(
-        Side(output.table, rows_in, kernel.size, target.active, *output[1:]),
-        Side(inputs.table, rows_out, kernel.size, source.active, *inputs[1:]),
-        source.active,
-        target.active,
-    )
+        sides = Makers(lambda: nbr), Makers(lambda: back)
+    output, inputs = (partial(_side, makers, kernel.size) for makers in sides)
+    if sides[0].table is None:
+        far = inputs(rows_out, source.active)
+        return DeviceMap(output(rows_in, target.active, far), far, source.active, target.active)
+    near = output(rows_in, target.active)
+    return DeviceMap(near, inputs(rows_out, source.active, near), source.active, target.active)
+
+
+def _side(
+    makers: Makers,
+    size: Triple,
+    sources: int,
+    count: int | mx.array,
+    other: Side | None = None,
+) -> Side:
+    def turned() -> mx.array:
+        assert other is not None
+        return kernel_coords.flipped(other.untiled(), other.sources)
+
+    return Side(makers.table or turned, sources, size, count, *makers[1:])

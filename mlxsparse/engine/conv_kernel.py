@@ -150,19 +150,24 @@ def finished(
 ) -> Product | None:
     """As `product`, with a norm in the same pass, where nobody differentiates; None: not possible.
 
-    The function takes x, weight, bias or None, what is added or None, and the norm's parameters.
+    The function takes x, weight, bias or None, what is added or None, its weight or None, and the norm's
+    parameters.
     """
-    channels = weight.shape[:1]
+    channels, add, mix, mixed = weight.shape[:1], norm.add, norm.mix, 0
     if any(a.shape != channels for a in norm.parameters) or pairs.rows_out == 0:
         return None
-    add = norm.add
-    if add is not None and (add.shape, add.dtype) != ((pairs.rows_out, *channels), x.dtype):
+    width = channels
+    if mix is not None:
+        if mix.dtype != x.dtype or mix.ndim != 2 or mix.shape[:1] != channels:
+            return None
+        width, mixed = mix.shape[1:], mix.shape[1]
+    if add is not None and (add.shape, add.dtype) != ((pairs.rows_out, *width), x.dtype):
         return None
     if _path("convolution", x, weight, pairs, groups) != "tiles":
         return None
     dtype, same = x.dtype, weight.dtype == x.dtype
     shape = weight.shape[0], math.prod(weight.shape[1:-1]), weight.shape[-1]
-    following = kernel_tiles.Finish(norm.relu, add is not None)
+    following = kernel_tiles.Finish(norm.relu, add is not None, mixed)
     launch = kernel_tiles.product(
         x.shape, shape, dtype, pairs.output.tiles, bias is not None, active=pairs.num_out, finish=following
     )
@@ -171,10 +176,15 @@ def finished(
     line = kernel_fixed.line(channels[0], mx.float32 if mixed else kinds.pop(), norm.eps)
 
     def forward(
-        x: mx.array, w: mx.array, b: mx.array | None, add: mx.array | None, *parameters: mx.array
+        x: mx.array,
+        w: mx.array,
+        b: mx.array | None,
+        add: mx.array | None,
+        mix: mx.array | None,
+        *parameters: mx.array,
     ) -> mx.array:
         if mixed:
             parameters = tuple(a.astype(mx.float32) for a in parameters)
-        return launch(x, w if same else w.astype(dtype), b, line(parameters)[0], add)
+        return launch(x, w if same else w.astype(dtype), b, line(parameters)[0], add, mix)
 
     return direct(forward, mx.default_device())

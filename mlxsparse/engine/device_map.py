@@ -10,7 +10,7 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from ..backend.kernel_tiles import TapTiles, tap_tiles
+from ..backend.kernel_tiles import TapTiles, itself, table_of, tap_tiles
 from ..backend.library import begin, numbers
 from .neighbors import TapPairs
 
@@ -20,7 +20,10 @@ BEGUN = 1 << 18  # rows from which on a GPU is kept busy while the host goes on:
 
 
 class Side:
-    """One side of a map: the row on the other side of each tap and row."""
+    """One side of a map: the row on the other side of each tap and row.
+
+    Once there are tiles, what they were made from is let go of: a table follows from them.
+    """
 
     def __init__(
         self,
@@ -31,7 +34,7 @@ class Side:
         by_row: Callable[[], ByRow] | None = None,
         tiles: Callable[[], TapTiles] | None = None,
     ):
-        self._make = make
+        self._make: Callable[[], mx.array] | None = make
         self._by_row = by_row  # from which tiles are made faster
         self._make_tiles = tiles  # where they are made without the table
         self.sources = sources  # rows on the other side
@@ -41,7 +44,11 @@ class Side:
     @cached_property
     def table(self) -> mx.array:
         """(T, rows) int32, -1 where there is no pair."""
-        return self._make()
+        return self.untiled()
+
+    def untiled(self) -> mx.array:
+        """The table, not kept."""
+        return table_of(self.tiles) if self._make is None else self._make()
 
     @cached_property
     def tiles(self) -> TapTiles:
@@ -54,11 +61,12 @@ class Side:
                 rows, keys = self._by_row()
                 tiles = tap_tiles(rows, self.sources, self.size, active, keys, by_row=True)
             else:
-                tiles = tap_tiles(self.table, self.sources, self.size, active)
+                table = self.__dict__["table"] if "table" in self.__dict__ else self.untiled()
+                tiles = tap_tiles(table, self.sources, self.size, active)
         # What is sorted takes the GPU long enough.
         if tiles.size >= BEGUN and self._make_tiles is None:
             begin(*tiles[:3])
-        self._by_row = self._make_tiles = None
+        self._make = self._by_row = self._make_tiles = None
         return tiles
 
     @property
@@ -134,9 +142,10 @@ def submanifold(
     count: int | mx.array,
     size: tuple[int, ...],
     by_row: Callable[[], ByRow] | None = None,
+    tiles: Callable[[], TapTiles] | None = None,
 ) -> DeviceMap:
     """Map of a set onto itself, symmetric under t -> T - 1 - t; `make` gives its table."""
-    output = Side(make, rows, size, count, by_row)
+    output = Side(make, rows, size, count, by_row, tiles)
     mirrored = Side(lambda: output.table[::-1], rows, size, count)
     return DeviceMap(output, mirrored, count, count, symmetric=True)
 
@@ -144,11 +153,11 @@ def submanifold(
 def identity(size: int, count: int | mx.array) -> DeviceMap:
     """Each of the first `count` rows to itself."""
 
-    def itself() -> mx.array:
+    def table() -> mx.array:
         rows = numbers(size)
         return mx.where(rows < count, rows, mx.array(-1, mx.int32))[None]
 
-    return submanifold(itself, size, count, (1,))
+    return submanifold(table, size, count, (1,), tiles=lambda: itself(size, count))
 
 
 def of_pairs(pairs: TapPairs, rows_in: int, rows_out: int) -> DeviceMap:

@@ -14,13 +14,21 @@ import mlx.core as mx
 class Norm:
     """By statistics that are given, plus an array, then a ReLU: nn/fixed.py."""
 
-    __slots__ = ("add", "done", "eps", "parameters", "relu")
+    __slots__ = ("add", "done", "eps", "mix", "parameters", "relu")
 
-    def __init__(self, parameters: tuple[mx.array, ...], eps: float, relu: bool, add: mx.array | None):
+    def __init__(
+        self,
+        parameters: tuple[mx.array, ...],
+        eps: float,
+        relu: bool,
+        add: mx.array | None,
+        mix: mx.array | None = None,
+    ):
         self.parameters = parameters  # mean, variance, weight, bias (C,)
         self.eps = eps
         self.relu = relu
         self.add = add
+        self.mix = mix  # weight (Co, Ci) of a dense layer through which `add` goes before, if any
         self.done = False
 
 

@@ -112,8 +112,11 @@ class MinkUNet(Module):
         skips = []
         for down, block, n in zip(self.down, self.encoder, rows):
             skips.append(x)
-            x = block(down(x, capacity=n))
+            x = down(x, capacity=n)
+            for unit in block.layers:  # and not block(x), which would hold x to its end
+                x = unit(x)
         for up, block in zip(self.up, self.decoder):
             x = ops.cat([up(x, out=skips[-1]), skips.pop()])  # and lets go of them
-            x = block(x)
+            for unit in block.layers:
+                x = unit(x)
         return self.head(x)

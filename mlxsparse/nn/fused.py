@@ -32,14 +32,13 @@ def conv_norm_act(
     """``norm_act(norm, act, conv(x, **kwargs), add)``, or with ``through(add)`` where that is given.
 
     In evaluation the convolution finishes its rows itself, if the layers are a convolution of this package, a
-    BatchNorm (on the host an Identity, too), and a ReLU: on the host while they are in cache, `through` a
-    Linear without bias; kernels where no gradient is asked for.
+    BatchNorm (on the host an Identity, too), a ReLU, and `through` a Linear without bias: on the host while
+    they are in cache, kernels where no gradient is asked for.
     """
     known = type(act) is ReLU and type(norm) is BatchNorm and makes_new(conv)
     vectors = fixed_vectors(norm) if known and executor() == "kernel" else None
     if vectors is not None:
-        more = add if add is None or through is None else through(add)
-        return _by_kernels(conv, norm, act, x, more, vectors, kwargs)
+        return _by_kernels(conv, norm, act, x, add, through, vectors, kwargs)
     steps = _steps(conv, norm, act, x, add, through)
     if steps is None:
         y = conv(x, **kwargs)
@@ -60,23 +59,36 @@ def _by_kernels(
     act: Module,
     x: SparseTensor,
     add: SparseTensor | None,
+    through: Module | None,
     vectors: tuple[mx.array, ...],
     kwargs: dict[str, Any],
 ) -> SparseTensor:
     if len(vectors) == 2:
         vectors = (*vectors, mx.ones((norm.num_features,)), mx.zeros((norm.num_features,)))
-    follows = finish.Norm(vectors, norm.eps, True, None if add is None else add.feats)
+    mix = None
+    if add is not None and through is not None:
+        if _mixes(through):
+            mix = through["weight"]
+        else:
+            add = through(add)
+    follows = finish.Norm(vectors, norm.eps, True, None if add is None else add.feats, mix)
     before = finish.want(follows)
     try:
         y: SparseTensor = conv(x, **kwargs)
     finally:
         finish.want(before)
     if not follows.done:
-        return norm_act(norm, act, y, add, made_by=conv)
+        more = add if add is None or mix is None or through is None else through(add)
+        return norm_act(norm, act, y, more, made_by=conv)
     if add is None:
         return y
     require_same_key(y, add, "+")
     return y.noting(add)
+
+
+def _mixes(layer: Module) -> bool:
+    """Whether a layer is a product with a weight and nothing else."""
+    return type(layer) is Linear and Linear.__call__ is _LINEAR and "bias" not in layer
 
 
 def _steps(
@@ -96,7 +108,7 @@ def _steps(
             return None
         more, channels = live_rows(add), weight.shape[0]
         if through is not None:
-            if type(through) is not Linear or Linear.__call__ is not _LINEAR or "bias" in through:
+            if not _mixes(through):
                 return None
             mix, channels = through["weight"], through["weight"].shape[1]
             if mix.shape[0] != weight.shape[0]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 from ..backend import executor, host
-from ..backend.autodiff import traced
+from ..backend.autodiff import launched
 from ..backend.features import zero_padding
 from ..coords import CoordinateMapKey, static
 from ..engine import origin, pointwise, rows_kernel
@@ -69,12 +69,20 @@ def cat(
     if not tensors:
         raise ShapeError("cat needs at least one tensor")
     key, feats = _join(tensors, join, capacity, "cat")
-    made = pointwise.beside(feats) if pointwise.direct(*feats) else mx.concatenate(feats, axis=1)
-    if executor() == "kernel" and traced(*feats):
-        origin.note_cat(made, feats, [x._made for x in tensors])
+    if executor() == "kernel":
+        made = launched(_beside, *feats)
+        if made is None:
+            made = _beside(*feats)
+            origin.note_cat(made, feats, [x._made for x in tensors])
+    else:
+        made = pointwise.beside(feats) if pointwise.direct(*feats) else _beside(*feats)
     y = _joined(key, made, tensors)
     y._made = True
     return y
+
+
+def _beside(*feats: mx.array) -> mx.array:
+    return mx.concatenate(list(feats), axis=1)
 
 
 def _joined(key: CoordinateMapKey | None, feats: mx.array, tensors: Sequence[SparseTensor]) -> SparseTensor:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from ..backend.autodiff import asked, traced
+from ..backend.autodiff import asked, traced, watched
 from ..coords import CoordinateMapKey, Kernel, KernelMap
 from ..coords.geometry import Triple, TripleLike, divide, multiply
 from ..engine import conv_kernel, finish, origin
@@ -330,7 +330,7 @@ def on_map(
         origin.hold(feats)
     else:
         case, more = (*case, kind), tuple(map(mx.stop_gradient, more))
-    ordered = asked(w)
+    ordered, w = asked(w), watched(w)
     case = (*case, ordered)
     call = found.calls.get(case)
     if call is None:
@@ -351,11 +351,11 @@ def _with_norm(
 ) -> mx.array | None:
     """The product and the norm in one pass; None where that is not possible."""
     backwards, groups, taps, _ = case
-    add, parameters = norm.add, norm.parameters
-    if traced(*(a for a in (feats, w, bias, add, *parameters) if a is not None)):
+    add, mix, parameters = norm.add, norm.mix, norm.parameters
+    if traced(*(a for a in (feats, w, bias, add, mix, *parameters) if a is not None)):
         return None
-    with_it = None if add is None else (add.shape, add.dtype)
-    case = *case, norm.relu, norm.eps, with_it, *[a.shape for a in parameters], *[a.dtype for a in parameters]
+    more = [a if a is None else (a.shape, a.dtype) for a in (add, mix, *parameters)]
+    case = *case, norm.relu, norm.eps, *more
     if case not in found.calls:
         pairs = _pairs(found, taps, backwards)
         assert isinstance(pairs, DeviceMap)
@@ -364,7 +364,7 @@ def _with_norm(
     if call is None:
         return None
     norm.done = True
-    y: mx.array = call(feats, w, bias, add, *parameters)
+    y: mx.array = call(feats, w, bias, add, mix, *parameters)
     return y
 
 

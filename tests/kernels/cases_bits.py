@@ -84,7 +84,6 @@ def sets_and_maps() -> None:
                 equal(got, near, f"map {what}")
                 equal(kb.site_map(coords, made, m, by_row=True), near.T, f"map by row {what}")
                 equal(kc.flipped(got, n), far_side, f"flipped map {what}")
-                equal(kc.flipped(got.T, n, by_row=True), far_side, f"flipped by row {what}")
                 equal(kc.flipped(got, n // 2), far_side[:, : n // 2], f"flipped map of fewer rows {what}")
                 equal(kb.site_map(coords, made, m // 2), near[:, : m // 2], f"few {what}")
 
@@ -200,15 +199,32 @@ def ordered_windows() -> None:
             got = kb.windows_input(coords, made, stride, m, len(c))
             assert (got.sources, got.size, got.active) == (m, len(coords), len(c))
             tap = np.where((back >= 0).any(axis=0), (back >= 0).argmax(axis=0), len(back))
-            order = np.argsort(tap, kind="stable")
-            equal(got.rows[: len(order)], order, f"order {stride}")
-            assert (np.array(got.rows[len(order) :]) == -1).all()
-            places = np.full((len(back), got.places), -1)
-            places[:, : len(order)] = back[:, order]
-            got_rows = got.nbr.transpose(1, 0, 2).reshape(len(back), -1)
-            equal(got_rows, places, f"rows {stride}")
-            bits = (places.reshape(len(back), -1, 32) >= 0).any(axis=2)
-            equal(got.masks[:, 0], (1 << np.arange(len(back))) @ bits, f"masks {stride}")
+            order, masks = np.full(got.places, -1), np.zeros(got.places // 32, int)
+            start = 0
+            for k in range(len(back) + 1):
+                rows = np.flatnonzero(tap == k)
+                order[start : start + len(rows)] = rows
+                if k < len(back):
+                    masks[start // 32 : (start + len(rows) + 31) // 32] = 1 << k
+                    assert start + len(rows) <= got.used
+                start += (len(rows) + 255) // 256 * 256
+            equal(got.rows, order, f"order {stride}")
+            equal(got.masks[:, 0], masks, f"masks {stride}")
+            equal(got.nbr.reshape(-1), np.where(order < 0, -1, back.max(axis=0)[order]), f"rows {stride}")
+            assert (got.taps, got.steps) == (len(back), (32, 0))
+            equal(kt.table_of(got), back, f"table {stride}")
+            equal(kt.table_of(out), np.array(nbr), f"table of outputs {stride}")
+            same_products(got, kt.tap_tiles(integers(back), m))
+
+
+def same_products(tiles: kt.TapTiles, others: kt.TapTiles) -> None:
+    """Of small integers, whose sums are exact in any order."""
+    rng = np.random.default_rng(5)
+    x, ct = (mx.array(rng.integers(-2, 3, (n, 8)).astype(np.float16)) for n in (tiles.sources, tiles.size))
+    w = mx.array(rng.integers(-2, 3, (8, tiles.taps, 8)).astype(np.float16))
+    for plain in (False, True):
+        equal(kt.forward(x, w, tiles, plain=plain), np.array(kt.forward(x, w, others)), "product")
+        equal(kt.weight_grad(ct, x, tiles, plain=plain), np.array(kt.weight_grad(ct, x, others)), "gradient")
 
 
 def boxes() -> None:

@@ -66,6 +66,9 @@ def in_one_pass(dtype: mx.Dtype, co: int, plain: bool = False, tile: Tile | None
     x, w = values(1, (m, ci), dtype)[0], values(2, (co, taps, ci), dtype)[0]
     bias, add = values(3, (co,), mx.float32)[0], values(4, (m, co), dtype)[0]
     add = mx.concatenate([add[:active], mx.full((m - active, co), float("nan"), dtype)])
+    wide = 19 if co % 2 else 40
+    source, mix = values(5, (m, wide), dtype)[0], values(6, (co, wide), dtype)[0]
+    source = mx.concatenate([source[:active], mx.full((m - active, wide), float("nan"), dtype)])
     if tile is not None:
         chosen[False, co] = tile
     try:
@@ -82,6 +85,14 @@ def in_one_pass(dtype: mx.Dtype, co: int, plain: bool = False, tile: Tile | None
                 got = one(x, w, start, line(co, kind, EPS)(given)[0], *more)
                 equal(as_float(got), as_float(apart(y, *given, *more)), "one pass and two")
                 assert not as_float(got)[active:].any()
+                mixed = tiles.Finish(relu, True, wide)
+                through = tiles.forward(source, mix[:, None], tiles.itself(m, active), plain=plain)
+                one = tiles.product(
+                    x.shape, w.shape, dtype, order, biased, active=active, plain=plain, finish=mixed
+                )
+                got = one(x, w, start, line(co, kind, EPS)(given)[0], source, mix)
+                apart = fixed_norm((m, co), dtype, kind, EPS, active, added=True, relu=relu)
+                equal(as_float(got), as_float(apart(y, *given, through)), "with a dense layer")
     finally:
         chosen.clear()
 

@@ -205,6 +205,33 @@ def test_which_gradients_are_asked_for() -> None:
     assert seen == [(True, False, False), (False,) * 3, (False,) * 3]
 
 
+def test_in_stages_a_weight_that_is_asked_for_goes_first() -> None:
+    from mlxsparse.backend import autodiff, pace
+
+    gradients = [lambda ct, x, w: ct * w, lambda ct, x, w: ct * x]
+    call = autodiff.prepared("scale", lambda x, w: x * w, gradients, mx.Device(mx.cpu))
+
+    def loss(x: mx.array, w: mx.array) -> mx.array:
+        return call(call(x, autodiff.watched(w)), autodiff.watched(w)).sum()
+
+    def body(x: mx.array, w: mx.array) -> tuple[mx.array, ...]:
+        with pace.stages():
+            made = mx.grad(loss, argnums=asked)(x, w)
+            assert pace._pace.wanted is not None
+            left.append(len(pace._pace.wanted))
+        return made
+
+    x, w = mx.array([2.0, 3.0]), mx.array([5.0, 7.0])
+    left: list[int] = []
+    asked: tuple[int, ...] = (0, 1)
+    dx, dw = mx.compile(body)(x, w)
+    assert (dx == w * w).all() and (dw == 2 * x * w).all()
+    asked = (0,)
+    dx = mx.compile(lambda x, w: body(x, w))(x, w)
+    assert (dx == w * w).all()
+    assert left == [1, 0]  # the last one made has no cotangent after it; nothing is made that nobody wants
+
+
 def test_a_gradient_that_goes_first() -> None:
     from mlxsparse.backend import autodiff
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -116,21 +118,27 @@ def test_in_the_convolutions_own_pass(dtype, layer, channels, bias, monkeypatch)
     norm, act = trained(channels), nn.ReLU()
     conv.set_dtype(dtype)
     conv(x, **more)
+    dense = nn.Linear(channels, channels, bias=False)
+    dense.set_dtype(dtype)
     for half in (False, True):
         if half:
             norm.set_dtype(dtype)
-        for add in (None, conv(x, **more) * 2):
+        for add, through in ((None, None), (conv(x, **more) * 2, None), (conv(x, **more) * 2, dense)):
             y = conv(x, **more)
-            nn.conv_norm_act(conv, norm, act, x, add, **more)  # the first call of a type counts as traced
+            call = functools.partial(nn.conv_norm_act, conv, norm, act, x, add, through=through, **more)
+            call()  # the first call of a type counts as traced
             passes = []
             with monkeypatch.context() as patch:
                 patch.setattr(ms.nn.fused, "norm_act", lambda *a, seen=passes, **k: seen.append(a))
-                got = nn.conv_norm_act(conv, norm, act, x, add, **more)
+                got = call()
             if ms.backend.executor() == "kernel":
                 assert not passes
             else:
-                got = nn.conv_norm_act(conv, norm, act, x, add, **more)
-            want = nn.norm_act(norm, act, y, add)
+                got = call()
+            want = nn.norm_act(norm, act, y, add if through is None else through(add))
+            if through is not None and ms.backend.executor() == "host":
+                same(got.feats, want.feats)
+                continue
             assert mx.array_equal(got.feats, want.feats) and got.clean and got.check().key is want.key
             assert got.dtype == dtype and not to_numpy(got.feats)[got.num_active :].any()
 

@@ -88,9 +88,9 @@ def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
         return
     table = tile_shapes.FORWARD if name == "conv_tiles" else tile_shapes.WEIGHT_GRAD
     for _, tile in table.get((True, itemsize, exact)) or table[True, itemsize, 0]:
-        yield from ({**tile._asdict(), "FINISH": f} for f in (range(2) if name == "conv_tiles" else (0,)))
+        yield from ({**tile._asdict(), "FINISH": f} for f in (range(3) if name == "conv_tiles" else (0,)))
     if name == "conv_tiles" and (True, itemsize, exact) in tile_shapes.FEW:
-        yield {**tile_shapes.FEW[True, itemsize, exact]._asdict(), "FINISH": 1}
+        yield from ({**tile_shapes.FEW[True, itemsize, exact]._asdict(), "FINISH": f} for f in (1, 2))
 
 
 def source(name: str, values: dict[str, Any]) -> tuple[str, str]:
