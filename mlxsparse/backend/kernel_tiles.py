@@ -258,7 +258,7 @@ class Finish(NamedTuple):
     relu: bool
     added: bool  # another array is added before
     mixed: int = 0  # its channels, where its product with a weight (Co, mixed) is what is added
-    eps: float | None = None  # of a norm whose parameters have the features' dtype: the kernel reads themselves
+    eps: float | None = None  # of a norm whose parameters have the features' dtype: the kernel reads them
 
 
 def product(
@@ -275,8 +275,8 @@ def product(
     """`forward` of arrays of these shapes and dtype, as a function of x, w and bias for many calls.
 
     w: the array itself may have several axes of taps. finish: what follows in the same pass; the function
-    then takes the norm, line (2, Co) float32 (kernel_fixed.line) or mean, variance, weight and bias (Co,), and
-    what is added (M, Co) as well, or (M, mixed) and its weight.
+    then takes the norm as well, [line (2, Co) float32] (kernel_fixed.line) or mean, variance, weight and bias
+    (Co,), and what is added (M, Co), or (M, mixed) and its weight.
     """
     if len(x) != 2 or len(w) != 3:
         raise ShapeError(f"x has shape {tuple(x)}, weight {tuple(w)}, wanted 2 and 3 axes")
