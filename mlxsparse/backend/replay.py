@@ -23,18 +23,16 @@ Run = Callable[[Sequence[mx.array]], Sequence[mx.array]]
 def kept(run: Run) -> Run:
     """`run`, from some call on without its Python; it computes from its arguments alone."""
     calls = itertools.count()
-    made: list[Callable[..., Sequence[mx.array]]] = []  # for arrays of some shapes each
+    made: dict[tuple[Any, ...], Callable[..., Sequence[mx.array]]] = {}  # by the arrays' shapes
 
     def launch(arrays: Sequence[mx.array]) -> Sequence[mx.array]:
-        for function in made:
-            try:
-                return function(*arrays)
-            except ValueError:  # other shapes
-                continue
-        if next(calls) < AFTER:
-            return run(arrays)
-        made.append(_imported(run, arrays))
-        return made[-1](*arrays)
+        shapes = tuple([a.shape for a in arrays])
+        function = made.get(shapes)
+        if function is None:
+            if next(calls) < AFTER:
+                return run(arrays)
+            function = made[shapes] = _imported(run, arrays)
+        return function(*arrays)
 
     return launch
 
