@@ -1,10 +1,11 @@
 // Convolution over ordered rows (tap_tiles): y[o] = bias + sum over taps t of W[t] x[nbr[t, o]], fp32 sums.
 // A tile is BM places; only taps that one of its rows has are computed.
 // in: x[N, RED] T, weight[OUT, K, RED] T, bias[OUT] float32, nbr[K * P], rows[P], masks[P / 32, words of 32 taps] (tap_tiles),
-//     norm[2, OUT] float32 (norm_line), add[M, OUT] T, mix[OUT, WIDE] T
-//     dims = {N, M, P, K, RED, OUT, has bias, active, plain, G, S (of tap_tiles), relu, has add, WIDE}; RED and WIDE are
-//     multiples of 16 bytes
-//     plain: as if x were not aligned to 16 bytes; FINISH: what a norm of fixed statistics makes of it: y * norm[0] + norm[1],
+//     line[2, OUT] float32 (norm_line), add[M, OUT] T, mix[OUT, WIDE] T,
+//     mean[OUT], var[OUT], gain[OUT], offset[OUT] T
+//     dims = {N, M, P, K, RED, OUT, has bias, active, plain, G, S (of tap_tiles), relu, has add, WIDE, own, eps (its bits)};
+//     RED and WIDE are multiples of 16 bytes; own: scale and shift are made from mean, var, gain and offset
+//     plain: as if x were not aligned to 16 bytes; FINISH: what a norm of fixed statistics makes of it: y * scale + shift,
 //     plus `add`, and 0 where that is less, of y as it would be without (norm_fixed). 2: what is added is the product of
 //     add[M, WIDE] and mix, rounded to T; it lies in y until then
 // out: y[M, OUT] T; rows at and past `active` are 0.   grid (32 WM WN * P / BM, ceil(OUT / BN), 1)
@@ -50,6 +51,7 @@ for (int w = words - 1; w >= 0; w--) {
 const device int* mine = nbr + size_t(place0 / 32 + ar / 32) * size_t(group) + size_t(ar % 32);
 bool fast = dims[8] == 0 && tile_aligned(x) && tile_aligned(weight); // else plain sums at the end, slow and right
 if (FINISH == 2) fast = fast && tile_aligned(add) && tile_aligned(mix);
+conv_norm<T> norm = {line, mean, var, gain, offset, OUT, dims[14] != 0, as_type<float>(dims[15])};
 tile_mma<T, BM / WM, BN / WN, EXACT> acc;
 tile_copy<T, AN, (KEEP & 1) != 0> ca;
 tile_copy<T, BP, (KEEP & 2) != 0> cb;

@@ -1,11 +1,26 @@
-// What follows a convolution in the same pass, as norm_fixed.h has it: of the result rounded to T, y * norm[0] + norm[1],
+// What follows a convolution in the same pass, as norm_fixed.h has it: of the result rounded to T, y * scale + shift,
 // plus `add`, and 0 where that is less. dims as conv_tiles.metal has them.
 #ifndef MLXSPARSE_FINISH
 #define MLXSPARSE_FINISH
+// Scale and shift of a channel: of `line` (norm_line), or made from the norm's own parameters as norm_line makes them.
+template <typename T> struct conv_norm {
+  const device float* line;
+  const device T* mean;
+  const device T* var;
+  const device T* gain;
+  const device T* offset;
+  int outs;
+  bool own;
+  float eps;
+  METAL_FUNC float scale(int c) { return own ? metal::rsqrt(float(var[c]) + eps) * float(gain[c]) : line[c]; }
+  METAL_FUNC float shift(int c, float scale) {
+    return own ? float(offset[c]) - float(mean[c]) * scale : line[outs + c];
+  }
+};
 template <typename T>
-METAL_FUNC float conv_finish_value(float sum, const device float* norm, const device T* add, const device int* dims,
+METAL_FUNC float conv_finish_value(float sum, conv_norm<T> norm, const device T* add, const device int* dims,
                                    int outs, int c, int row) {
-  float value = float(T(sum)) * norm[c] + norm[outs + c];
+  float scale = norm.scale(c), value = float(T(sum)) * scale + norm.shift(c, scale);
   if (dims[12] != 0) value += float(add[size_t(row) * size_t(outs) + size_t(c)]);
   return dims[11] != 0 && value < 0.0f ? 0.0f : value;
 }
@@ -15,7 +30,7 @@ template <typename T, int V> struct conv_finish {
   const device T* add;
   int outs, n;
   bool more, relu, wide;
-  METAL_FUNC void begin(const device float* norm, const device T* added, const device int* dims, int channels, int c) {
+  METAL_FUNC void begin(conv_norm<T> norm, const device T* added, const device int* dims, int channels, int c) {
     outs = channels;
     n = channels - c;
     add = added + size_t(c);
@@ -24,8 +39,8 @@ template <typename T, int V> struct conv_finish {
     wide = n >= V && norm_aligned(added, channels);
     TILE_UNROLL
     for (int e = 0; e < V; e++) {
-      scale[e] = e < n ? norm[c + e] : 0.0f;
-      shift[e] = e < n ? norm[outs + c + e] : 0.0f;
+      scale[e] = e < n ? norm.scale(c + e) : 0.0f;
+      shift[e] = e < n ? norm.shift(c + e, scale[e]) : 0.0f;
     }
   }
   METAL_FUNC void row(threadgroup T* at, int row) {
@@ -40,7 +55,7 @@ template <typename T, int V> struct conv_finish {
   }
 };
 template <typename T> struct conv_finish<T, 0> {
-  METAL_FUNC void begin(const device float*, const device T*, const device int*, int, int) {}
+  METAL_FUNC void begin(conv_norm<T>, const device T*, const device int*, int, int) {}
   METAL_FUNC void row(threadgroup T*, int) {}
 };
 #endif

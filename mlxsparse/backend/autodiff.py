@@ -20,7 +20,6 @@ import mlx.core as mx
 from ..errors import TransformError
 from .device import executor
 from .pace import called, first, next_cotangent, noted, staging
-from .replay import here, plainly
 
 Gradient = Callable[..., mx.array]
 Gradients = Callable[..., Sequence[mx.array]]
@@ -79,12 +78,6 @@ def watched(w: mx.array) -> mx.array:
     itself.vjp(lambda _, gradient, __: first(gradient))
     result: mx.array = itself(w)
     return result
-
-
-def replaying(*inputs: mx.array) -> plainly:
-    """Launches inside, which read what follows from these arrays alone, are replayed if none is traced."""
-    on_gpu = mx.default_device().type == mx.DeviceType.gpu
-    return plainly(on_gpu and not _seen.plain and not traced(*inputs))
 
 
 @contextlib.contextmanager
@@ -159,9 +152,9 @@ def prepared(
 ) -> Callable[..., mx.array]:
     """`differentiable` where kernels run, as a function of the inputs that can be called again and again.
 
-    One custom function for all gradients: results are not computed before they are read. Inputs past the
-    gradients are none that anybody differentiates by. unread: inputs that no gradient reads, and that need not
-    live until then; any array takes their place. ordered: the second input's gradient, which is `asked` for, is
+    One custom function for all gradients: results are not computed before they are read. Nobody may
+    differentiate by inputs past the gradients. unread: inputs that no gradient reads, and that need not live
+    until then; any array takes their place. ordered: the second input's gradient, which is `asked` for, is
     computed before the first one's: what it reads can go then.
     """
     sealed: list[Any] = []  # functions of their own: MLX evaluates all results of one together
@@ -189,8 +182,8 @@ def together(
 ) -> Callable[..., mx.array]:
     """As `prepared`, for gradients that are computed together: ``gradients(cotangent, result, *inputs)``.
 
-    read: inputs that `forward` reads and that somebody may differentiate by. unread: of result and inputs those
-    that the gradients do not read, as in `prepared`.
+    read: inputs that `forward` reads and that somebody may differentiate by. unread: of result and inputs
+    those that the gradients do not read, as in `prepared`.
     """
     sealed = _sealed(name, gradients)
 
@@ -262,11 +255,7 @@ def direct(forward: Callable[..., mx.array], device: mx.Device) -> Callable[...,
 
 def _launched(forward: Callable[..., mx.array], inputs: Sequence[mx.array]) -> mx.array:
     """forward(*inputs) on a GPU, outside of all transformations."""
-    here.plain = not _seen.plain
-    try:
-        result = forward(*inputs)
-    finally:
-        here.plain = False
+    result = forward(*inputs)
     (noted if _seen.plain else called)(result)
     return result
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -247,7 +247,7 @@ def block_attend(
     layout_heads: int,
     tile: AttentionTile | FlashTile | GroupFlash,
     order: mx.array | None = None,
-) -> Callable[[mx.array, mx.array, mx.array], list[mx.array]]:
+) -> Callable[[mx.array, mx.array, mx.array], Sequence[mx.array]]:
     """Attention of arrays like q, k and v: [out (Z, H, M, DV) of q's dtype, lse (Z, H, M) float32].
 
     The bias is not packed, keys are `marks`. order: of the block rows of each head, but for an AttentionTile;

@@ -33,10 +33,9 @@ def fixed_norm(
     values = 16 // dtype.size
     lanes = min(blocks(channels, values), 32)
     rows = MAX_THREADS // lanes * PASSES
-    bits = _bits(eps)
     call = ready(
         "norm_fixed" if parameters == dtype else "norm_fixed32",
-        [n, channels, active, bits, int(relu), int(added), rows],
+        [n, channels, active, bits(eps), int(relu), int(added), rows],
         [shape],
         (blocks(n, rows), blocks(channels, 32 * values), 1),
         dtype=dtype,
@@ -61,7 +60,7 @@ def unadded(dtype: mx.Dtype) -> mx.array:
 @functools.lru_cache(maxsize=256)
 def _line(make: Factory, channels: int, dtype: mx.Dtype, eps: float) -> Launch:
     groups = (blocks(channels, MAX_THREADS), 1, 1)
-    return ready("norm_line", [channels, _bits(eps)], [(2, channels)], groups, dtype=dtype)
+    return ready("norm_line", [channels, bits(eps)], [(2, channels)], groups, dtype=dtype)
 
 
 def line(channels: int, dtype: mx.Dtype, eps: float) -> Launch:
@@ -69,7 +68,8 @@ def line(channels: int, dtype: mx.Dtype, eps: float) -> Launch:
     return _line(factory(), channels, dtype, eps)
 
 
-def _bits(value: float) -> int:
+@functools.lru_cache(maxsize=64)
+def bits(value: float) -> int:
     """A float32 as the integer of its bits."""
     found: int = struct.unpack("<i", struct.pack("<f", value))[0]
     return found

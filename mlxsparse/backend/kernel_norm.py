@@ -7,7 +7,7 @@ twice and writes y; the pass back reads x and the cotangent twice and writes one
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -43,7 +43,7 @@ class Columns:
         self._parts = _parts(shape[0])
         self._rows = _rows(shape, dtype)
 
-    def coefficients(self, eps: float, momentum: float | None = None) -> Callable[..., list[mx.array]]:
+    def coefficients(self, eps: float, momentum: float | None = None) -> Callable[..., Sequence[mx.array]]:
         """`coefficients` of x, weight and bias; with a momentum of running mean and variance, too."""
         (n, channels), most = self.shape, self._parts
         dims = (n, channels, self.active, most)
@@ -89,7 +89,7 @@ def coefficients(
     eps: float,
     active: int | mx.array,
     running: Running | None = None,
-) -> list[mx.array]:
+) -> Sequence[mx.array]:
     """What normalises the first `active` rows of x (N, C), N > 0, and the moved statistics of `running`.
 
     weight, bias (C,) of one dtype -> (6, C) float32: mean, what float32 leaves of it, biased variance, and

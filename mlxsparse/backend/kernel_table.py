@@ -71,8 +71,8 @@ KERNELS: dict[str, Kernel] = {
     "conv": Kernel({"x": _T, "weight": _T, "bias": _F, "nbr": _I}, {"y": _T}, ("tile.h",), ("T", "EXACT")),
     "conv_weight_grad": Kernel({"ct": _T, "x": _T, "nbr": _I}, {"parts": _F}, ("tile.h",), ("T", "EXACT")),
     "conv_tiles": Kernel(
-        {"x": _T, "weight": _T, "bias": _F, "nbr": _I, "rows": _I, "masks": _U, "norm": _F, "add": _T,
-         "mix": _T},
+        {"x": _T, "weight": _T, "bias": _F, "nbr": _I, "rows": _I, "masks": _U, "line": _F, "add": _T,
+         "mix": _T, "mean": _T, "var": _T, "gain": _T, "offset": _T},
         {"y": _T},
         ("tile.h", "norm.h", "finish.h"),
         ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES", "KEEP", "FINISH"),

@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from ..errors import CapacityError, ShapeError
 from .kernel_conv import fp32_mode
-from .kernel_fixed import unadded
+from .kernel_fixed import bits, unadded
 from .library import (
     MAX_THREADS,
     Factory,
@@ -118,6 +118,7 @@ class Finish(NamedTuple):
     relu: bool
     added: bool  # another array is added before
     mixed: int = 0  # its channels, where its product with a weight (Co, mixed) is what is added
+    eps: float | None = None  # of a norm whose parameters have the features' dtype: the kernel reads them
 
 
 def product(
@@ -134,8 +135,8 @@ def product(
     """`forward` of arrays of these shapes and dtype, as a function of x, w and bias for many calls.
 
     w: the array itself may have several axes of taps. finish: what follows in the same pass; the function
-    then takes line (2, Co) float32 (kernel_fixed.line) and what is added (M, Co) as well, or (M, mixed) and
-    its weight.
+    then takes the norm as well, [line (2, Co) float32] (kernel_fixed.line) or mean, variance, weight and bias
+    (Co,), and what is added (M, Co), or (M, mixed) and its weight.
     """
     if len(x) != 2 or len(w) != 3:
         raise ShapeError(f"x has shape {tuple(x)}, weight {tuple(w)}, wanted 2 and 3 axes")
@@ -153,38 +154,45 @@ def product(
         raise CapacityError(f"weight {tuple(w)} has more elements than a kernel can address; use groups")
     rows = tiles.size if active is None else active
     tile = tile_for(dtype, outs, tiles.places)
-    relu, added, mixed = finish or (False, False, 0)
+    relu, added, mixed, eps = finish or (False, False, 0, None)
     wide = blocks(mixed, 16 // dtype.size) * (16 // dtype.size)
     _check_reach("what is added", tiles.size, wide, dtype.size)
-    more = int(relu), int(added), wide
+    more = int(relu), int(added), wide, int(eps is not None), bits(eps or 0.0)
     dims = (n, tiles.size, tiles.places, taps, red, outs, int(biased), rows, int(plain), *tiles.steps, *more)
     kind = 0 if finish is None else 2 if mixed else 1
     prepare = _forward_call if isinstance(rows, int) else _forward_call.__wrapped__
     call = prepare(factory(), dtype, tile, fp32_mode(dtype), dims, kind)
     places = tiles.nbr, tiles.rows, tiles.masks
     nothing = unadded(dtype)
+    none = [nothing] * 4  # of the norm's parameters
     if finish is None and not biased and lack == 0:  # the usual case does nothing but launch
-        held = call.holding(unread(), *places, unread(), nothing, nothing)
+        held = call.holding(unread(), *places, unread(), nothing, nothing, *none)
         return lambda x, w, bias=None: held([x, w])[0]
     if finish is None:
-        call = call.holding(unread(), nothing, nothing)
-    elif not mixed:
-        call = call.holding(nothing)
+        call = call.holding(unread(), nothing, nothing, *none)
+    elif eps is None:
+        call = call.holding(*none) if mixed else call.holding(nothing, *none)
 
     def run(
         x: mx.array,
         w: mx.array,
         bias: mx.array | None = None,
-        line: mx.array | None = None,
+        norm: Sequence[mx.array] = (),
         add: mx.array | None = None,
         mix: mx.array | None = None,
     ) -> mx.array:
         if biased and (bias is None or bias.shape != (outs,)):
             raise ShapeError(f"bias has shape {getattr(bias, 'shape', bias)}, wanted {(outs,)}")
         start = unread() if bias is None else bias.astype(mx.float32)
-        last = [] if line is None else [line, nothing if add is None else add]
-        if mix is not None:
-            last[1:] = _padded(last[1], 1), _padded(mix, 1)
+        last: list[mx.array] = []
+        if finish is not None:
+            line, own = (norm[:1], ()) if eps is None else ((unread(),), norm)
+            last = [*line, nothing if add is None else _padded(add, 1) if mixed else add]
+            if mix is not None:
+                last.append(_padded(mix, 1))
+            elif eps is not None:
+                last.append(nothing)
+            last += own
         return call([_padded(x, 1), _padded(w, w.ndim - 1), start, *places, *last])[0]
 
     return run

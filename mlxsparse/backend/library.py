@@ -32,7 +32,7 @@ from .kernel_text import cuda_prelude, cuda_source, header, unique_name
 from .kernel_text import folder as folder
 from .kernel_text import plain_name as plain_name
 from .kernel_text import text as text
-from .replay import here, replayed
+from .replay import kept
 
 MAX_THREADS = 256  # of a threadgroup: Apple GPUs allow fewer than 1024 when a kernel needs many registers
 ZEROS = [0] * SMALL  # sizes that a launch leaves out
@@ -150,7 +150,7 @@ def launch(
     groups: tuple[int, int, int],
     threads: int = MAX_THREADS,
     **options: Any,
-) -> list[mx.array]:
+) -> Sequence[mx.array]:
     """Run kernel `name` on `inputs`, as KERNELS lists them but for dims; the rest as in `ready`."""
     return ready(name, dims, shapes, groups, threads, **options)(inputs)
 
@@ -211,14 +211,14 @@ class Launch:
         last = [a if a.size >= SMALL else padded(a) for a in inputs] + self._last
         return Launch(self._name, self._plan, self._shapes, last, self._types[:first])
 
-    def __call__(self, inputs: Sequence[mx.array]) -> list[mx.array]:
+    def __call__(self, inputs: Sequence[mx.array]) -> Sequence[mx.array]:
         if [a.dtype for a in inputs] != self._types:
             _refuse(self._name, inputs, self._types)
-        call, replay, _, kinds, init, empty, _ = self._plan
+        call, _, kinds, init, empty, _ = self._plan
         if call is None:
             return [filled(shape, init or 0, kind) for shape, kind in zip(self._shapes, kinds)]
         long = [a if a.size >= SMALL else padded(a) for a in inputs]
-        made: list[mx.array] = (replay if here.plain else call)(long + self._last)
+        made: Sequence[mx.array] = call(long + self._last)
         if not empty:
             return made
         return [
@@ -230,7 +230,6 @@ class Plan(NamedTuple):
     """A checked launch without its inputs."""
 
     call: Any  # of all inputs; None: nothing to run
-    replay: Any  # the same without MLX's copy of text or code, of arrays that no transformation traces
     types: list[mx.Dtype]  # of the inputs
     kinds: list[Any]  # dtypes of the outputs
     init: float | None
@@ -255,7 +254,7 @@ def _plan(
     """What a launch derives from all but its arrays; made once, as it costs as much as a small kernel."""
     inputs, outputs = _dtypes(name, dtype)
     if 0 in groups:
-        return Plan(None, None, inputs, outputs, init, empty=True)
+        return Plan(None, inputs, outputs, init, empty=True)
     if not 0 < threads <= MAX_THREADS:
         raise MLXSparseError(
             f"{name}: threadgroups of {threads} threads; at most {MAX_THREADS} run everywhere"
@@ -283,8 +282,7 @@ def _plan(
         made: list[mx.array] = call(inputs=arrays, **options)
         return made
 
-    replay = replayed(run) if make in (_metal, _cuda) else run
-    return Plan(run, replay, inputs, outputs, init, not full, by_value)
+    return Plan(kept(run) if make in (_metal, _cuda) else run, inputs, outputs, init, not full, by_value)
 
 
 @functools.lru_cache(maxsize=1024)

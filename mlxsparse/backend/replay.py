@@ -1,54 +1,51 @@
-"""Launches that MLX replays: by itself it copies a kernel's text or machine code for each, which takes longer
+"""Launches that are kept: by itself MLX copies a kernel's text or machine code for each, which takes longer
 than all the rest.
+
+A function that was exported and imported makes its operations with what was read then; inside of
+transformations, too, where a compiled one would run its Python again.
 """
 
 from __future__ import annotations
 
 import itertools
-import threading
+import pathlib
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 
-AFTER = 4  # calls: a trace costs as much as a few
+AFTER = 4  # calls: to export and import takes as long as a few
 
-Run = Callable[[Sequence[mx.array]], list[mx.array]]
-
-
-class _Here(threading.local):
-    plain = False  # what is launched is outside of all transformations
+Run = Callable[[Sequence[mx.array]], Sequence[mx.array]]
 
 
-here = _Here()
-
-
-class plainly:  # noqa: N801, used as a statement
-    """Launches inside are replayed, where `plain`."""
-
-    __slots__ = ("_before", "_plain")
-
-    def __init__(self, plain: bool):
-        self._plain = plain
-
-    def __enter__(self) -> None:
-        self._before, here.plain = here.plain, self._plain
-
-    def __exit__(self, *_: object) -> None:
-        here.plain = self._before
-
-
-def replayed(run: Run) -> Run:
-    """`run` as a compiled function of MLX from some call on; for arrays that no transformation traces."""
+def kept(run: Run) -> Run:
+    """`run`, from some call on without its Python; it computes from its arguments alone."""
     calls = itertools.count()
-    compiled: list[Any] = []
+    made: dict[tuple[Any, ...], Callable[..., Sequence[mx.array]]] = {}  # by the arrays' shapes
 
-    def replay(arrays: Sequence[mx.array]) -> list[mx.array]:
-        if next(calls) < AFTER:
-            return run(arrays)
-        if not compiled:
-            compiled.append(mx.compile(lambda *arrays: run(arrays)))
-        made: list[mx.array] = compiled[0](*arrays)
-        return made
+    def launch(arrays: Sequence[mx.array]) -> Sequence[mx.array]:
+        shapes = tuple([a.shape for a in arrays])
+        function = made.get(shapes)
+        if function is None:
+            if next(calls) < AFTER:
+                return run(arrays)
+            function = made[shapes] = _imported(run, arrays)
+        return function(*arrays)
 
-    return replay
+    return launch
+
+
+def _imported(run: Run, arrays: Sequence[mx.array]) -> Callable[..., Sequence[mx.array]]:
+    def launch(*arrays: mx.array) -> Sequence[mx.array]:
+        return run(arrays)
+
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            file = str(pathlib.Path(folder) / "launch.mlxfn")
+            mx.export_function(file, launch, *arrays)
+            imported: Any = mx.import_function(file)
+            return imported
+    except OSError:  # nowhere to write
+        return launch

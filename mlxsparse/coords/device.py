@@ -267,7 +267,7 @@ def _own_map(
         made = kernel_coords.hash_table(coords)
         return kernel_coords.submanifold_map(made, kernel.size, kernel.dilation, known).nbr
 
-    return submanifold(table, coords.shape[0], active, kernel.size, by_row, origin=coords)
+    return submanifold(table, coords.shape[0], active, kernel.size, by_row)
 
 
 def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel) -> DeviceMap:
@@ -287,7 +287,7 @@ def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
                 source.table, target.coords, kernel.size, kernel.stride, kernel.padding, kernel.dilation
             )
         sides = Makers(lambda: nbr), Makers(lambda: back)
-    output, inputs = (partial(_side, makers, kernel.size, source.coords) for makers in sides)
+    output, inputs = (partial(_side, makers, kernel.size) for makers in sides)
     if sides[0].table is None:
         far = inputs(rows_out, source.active)
         return DeviceMap(output(rows_in, target.active, far), far, source.active, target.active)
@@ -298,7 +298,6 @@ def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
 def _side(
     makers: Makers,
     size: Triple,
-    origin: mx.array,
     sources: int,
     count: int | mx.array,
     other: Side | None = None,
@@ -307,4 +306,4 @@ def _side(
         assert other is not None
         return kernel_coords.flipped(other.untiled(), other.sources)
 
-    return Side(makers.table or turned, sources, size, count, *makers[1:], origin=origin)
+    return Side(makers.table or turned, sources, size, count, *makers[1:])

@@ -19,7 +19,6 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend import executor, fast, trace
-from ..backend.autodiff import replaying
 from ..backend.host import to_mlx, view
 from ..engine import neighbors, supports
 from ..engine.device_map import DeviceMap
@@ -89,8 +88,7 @@ class CoordinateManager:
             raise ShapeError(f"active_rows must lie in [0, {size}] (the rows of coords), got {count}")
         if mode == "kernel":
             array = cut(device.padded(array, count, size))
-            with replaying(array):
-                record = device.inserted(array, count, lattice, batch_size, shape, validate)
+            record = device.inserted(array, count, lattice, batch_size, shape, validate)
             return self._key(record)
         rows = view(array)
         active = rows[:count]
@@ -213,8 +211,7 @@ class CoordinateManager:
             record = key._record.derived.get(rule)
             if record is None:
                 if executor() == "kernel":
-                    with replaying(key._record.coords):
-                        record = device.derived(key, kernel, support, lattice, bounds, capacity)
+                    record = device.derived(key, kernel, support, lattice, bounds, capacity)
                 else:
                     record = _derive(key, kernel, support, lattice, bounds, capacity)
                 key._record.derived[rule] = record

@@ -167,13 +167,13 @@ def finished(
         return None
     dtype, same = x.dtype, weight.dtype == x.dtype
     shape = weight.shape[0], math.prod(weight.shape[1:-1]), weight.shape[-1]
-    following = kernel_tiles.Finish(norm.relu, add is not None, mixed)
+    kinds = {a.dtype for a in norm.parameters}
+    own = kinds == {dtype}
+    following = kernel_tiles.Finish(norm.relu, add is not None, mixed, norm.eps if own else None)
     launch = kernel_tiles.product(
         x.shape, shape, dtype, pairs.output.tiles, bias is not None, active=pairs.num_out, finish=following
     )
-    kinds = {a.dtype for a in norm.parameters}
-    mixed = len(kinds) > 1
-    line = kernel_fixed.line(channels[0], mx.float32 if mixed else kinds.pop(), norm.eps)
+    kind = kinds.pop() if len(kinds) == 1 else mx.float32
 
     def forward(
         x: mx.array,
@@ -183,8 +183,9 @@ def finished(
         mix: mx.array | None,
         *parameters: mx.array,
     ) -> mx.array:
-        if mixed:
-            parameters = tuple(a.astype(mx.float32) for a in parameters)
-        return launch(x, w if same else w.astype(dtype), b, line(parameters)[0], add, mix)
+        if not own:
+            line = kernel_fixed.line(channels[0], kind, norm.eps)
+            parameters = (line([a.astype(kind) for a in parameters])[0],)
+        return launch(x, w if same else w.astype(dtype), b, parameters, add, mix)
 
     return direct(forward, mx.default_device())

@@ -10,9 +10,7 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from ..backend.autodiff import replaying
 from ..backend.library import begin, numbers
-from ..backend.replay import plainly
 from ..backend.tap_tiles import TapTiles, itself, table_of, tap_tiles
 from .neighbors import TapPairs
 
@@ -35,10 +33,8 @@ class Side:
         count: int | mx.array,
         by_row: Callable[[], ByRow] | None = None,
         tiles: Callable[[], TapTiles] | None = None,
-        origin: mx.array | None = None,
     ):
         self._make: Callable[[], mx.array] | None = make
-        self._origin = origin  # what all that is made here follows from
         self._by_row = by_row  # from which tiles are made faster
         self._make_tiles = tiles  # where they are made without the table
         self.sources = sources  # rows on the other side
@@ -52,26 +48,21 @@ class Side:
 
     def untiled(self) -> mx.array:
         """The table, not kept."""
-        with self._launches():
-            return table_of(self.tiles) if self._make is None else self._make()
-
-    def _launches(self) -> plainly:
-        return plainly(False) if self._origin is None else replaying(self._origin)
+        return table_of(self.tiles) if self._make is None else self._make()
 
     @cached_property
     def tiles(self) -> TapTiles:
         """The table in the order that tiles use."""
-        with self._launches():
-            if self._make_tiles is not None:
-                tiles = self._make_tiles()
+        if self._make_tiles is not None:
+            tiles = self._make_tiles()
+        else:
+            active = self.count if isinstance(self.count, int) else None
+            if self._by_row is not None:
+                rows, keys = self._by_row()
+                tiles = tap_tiles(rows, self.sources, self.size, active, keys, by_row=True)
             else:
-                active = self.count if isinstance(self.count, int) else None
-                if self._by_row is not None:
-                    rows, keys = self._by_row()
-                    tiles = tap_tiles(rows, self.sources, self.size, active, keys, by_row=True)
-                else:
-                    table = self.__dict__["table"] if "table" in self.__dict__ else self.untiled()
-                    tiles = tap_tiles(table, self.sources, self.size, active)
+                table = self.__dict__["table"] if "table" in self.__dict__ else self.untiled()
+                tiles = tap_tiles(table, self.sources, self.size, active)
         # What is sorted takes the GPU long enough.
         if tiles.size >= BEGUN and self._make_tiles is None:
             begin(*tiles[:3])
@@ -152,10 +143,9 @@ def submanifold(
     size: tuple[int, ...],
     by_row: Callable[[], ByRow] | None = None,
     tiles: Callable[[], TapTiles] | None = None,
-    origin: mx.array | None = None,
 ) -> DeviceMap:
     """Map of a set onto itself, symmetric under t -> T - 1 - t; `make` gives its table."""
-    output = Side(make, rows, size, count, by_row, tiles, origin=origin)
+    output = Side(make, rows, size, count, by_row, tiles)
     mirrored = Side(lambda: output.table[::-1], rows, size, count)
     return DeviceMap(output, mirrored, count, count, symmetric=True)
 

@@ -7,7 +7,7 @@ large mean costs a variance nothing; sums run in a fixed order.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
@@ -169,7 +169,7 @@ def normalize_columns(
 def _columns(
     shape: tuple[int, ...], dtype: mx.Dtype, weight: mx.Dtype, count: int | mx.array, eps: float,
     momentum: float | None, relu: bool, added: bool, again: bool, on_gpu: bool, make: Factory,
-) -> tuple[Callable[..., list[mx.array]], Callable[..., mx.array]]:  # fmt: skip
+) -> tuple[Callable[..., Sequence[mx.array]], Callable[..., mx.array]]:  # fmt: skip
     """Coefficients of x, weight, bias and running statistics; and the normalisation of x, a function of x,
     weight, bias, what is added, and them.
 
@@ -194,9 +194,8 @@ def _columns(
         return made if added else made[:3]
 
     unread = [0] if again else [4] if added else [0]  # y, x, w, b, what is added
-    call = together(
-        "normalization", forward, gradients, mx.default_device(), read=(0, 3) if added else (0,), unread=unread
-    )
+    read = [0, 3] if added else [0]
+    call = together("normalization", forward, gradients, mx.default_device(), read=read, unread=unread)
     return passes.coefficients(eps, momentum), call
 
 

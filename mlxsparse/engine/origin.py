@@ -2,7 +2,7 @@
 
 A training step holds the input of each norm and of each convolution until their gradients. Where a
 convolution reads a norm's result, or several side by side, that is the same numbers twice: a pass over the
-rows gives them again.
+rows gives them again. That is for large arrays: a launch takes the host as long as the GPU a few megabytes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 import mlx.core as mx
 
 from ..backend import kernel_norm
+
+LEAST = 1 << 24  # bytes of an array that is made again
 
 # None: the array itself; ("norm", was something added): a norm with a ReLU; ("cat", *kinds): side by side.
 Kind: TypeAlias = "tuple[Any, ...] | None"
@@ -42,6 +44,8 @@ def note_cat(y: mx.array, parts: Sequence[mx.array], made: Sequence[bool]) -> No
 
 
 def _note(y: mx.array, made: Origin) -> None:
+    if y.nbytes < LEAST:
+        return
     name = id(y)
     _known[name] = weakref.ref(y, lambda _: _known.pop(name, None)), made
 
@@ -59,9 +63,9 @@ def hold(x: mx.array) -> None:
 
 
 def held(x: mx.array) -> bool:
-    """Whether a gradient holds x itself, so that holding it costs nothing."""
+    """Whether a gradient holds x itself, which is large, so that holding it costs nothing."""
     found = _held.get(id(x))
-    return found is not None and found() is x
+    return x.nbytes >= LEAST and found is not None and found() is x
 
 
 def again(kind: Kind, arrays: Sequence[mx.array], count: int | mx.array) -> mx.array:

@@ -15,6 +15,12 @@ from tests.static_cases import kernels as kernels
 from tests.static_cases import needs_kernels, small_net, tensor
 
 
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Arrays of these tests' sizes are made again."""
+    monkeypatch.setattr(origin, "LEAST", 0)
+
+
 class Chain(mlx.nn.Module):
     """Convolutions with norms between them, a linear layer at the end."""
 
@@ -103,6 +109,16 @@ def test_what_is_noted_is_forgotten_with_the_array():
     assert origin.held(x) and not origin.held(y)
     del y, both, x
     assert not origin._known and not origin._held
+
+
+def test_small_arrays_are_kept(monkeypatch):
+    y, x = mx.zeros((30, 8)), mx.ones((30, 8))
+    for least, known in ((y.nbytes, True), (y.nbytes + 1, False)):
+        monkeypatch.setattr(origin, "LEAST", least)
+        origin.note_norm(y, x, x, None)
+        origin.hold(y)
+        assert (origin.origin(y) is not None) is known and origin.held(y) is known
+        origin._known.clear()
 
 
 @needs_kernels

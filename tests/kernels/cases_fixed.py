@@ -83,17 +83,32 @@ def in_one_pass(dtype: mx.Dtype, co: int, plain: bool = False, tile: Tile | None
                 one = tiles.product(
                     x.shape, w.shape, dtype, order, biased, active=active, plain=plain, finish=finish
                 )
-                got = one(x, w, start, line(co, kind, EPS)(given)[0], *more)
-                equal(as_float(got), as_float(apart(y, *given, *more)), "one pass and two")
+                got = one(x, w, start, line(co, kind, EPS)(given), *more)
+                wanted = as_float(apart(y, *given, *more))
+                equal(as_float(got), wanted, "one pass and two")
                 assert not as_float(got)[active:].any()
+                if kind == dtype:
+                    one = tiles.product(
+                        x.shape, w.shape, dtype, order, biased, active=active, plain=plain,
+                        finish=finish._replace(eps=EPS),
+                    )  # fmt: skip
+                    equal(as_float(one(x, w, start, given, *more)), wanted, "by its own parameters")
                 mixed = tiles.Finish(relu, True, wide)
                 through = tiles.forward(source, mix[:, None], itself(m, active), plain=plain)
                 one = tiles.product(
                     x.shape, w.shape, dtype, order, biased, active=active, plain=plain, finish=mixed
                 )
-                got = one(x, w, start, line(co, kind, EPS)(given)[0], source, mix)
+                got = one(x, w, start, line(co, kind, EPS)(given), source, mix)
                 apart = fixed_norm((m, co), dtype, kind, EPS, active, added=True, relu=relu)
-                equal(as_float(got), as_float(apart(y, *given, through)), "with a dense layer")
+                wanted = as_float(apart(y, *given, through))
+                equal(as_float(got), wanted, "with a dense layer")
+                if kind == dtype:
+                    one = tiles.product(
+                        x.shape, w.shape, dtype, order, biased, active=active, plain=plain,
+                        finish=mixed._replace(eps=EPS),
+                    )  # fmt: skip
+                    got = one(x, w, start, given, source, mix)
+                    equal(as_float(got), wanted, "with a dense layer, by its own parameters")
     finally:
         chosen.clear()
 
