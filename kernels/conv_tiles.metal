@@ -92,7 +92,7 @@ for (int pass = FINISH == 2 ? 0 : 1; pass < 2; pass++) { // the first: what is a
         has = (own >> uint(ntap % 32) & 1u) != 0u;
       }
     }
-    if (mixing && fetched < 0 && ahead < 0) {
+    if (mixing && fetched < 0) {
       fetched = ntap = 0;
       TILE_UNROLL
       for (int i = 0; i < AN; i++) nxt[i] = rows[place0 + ar + i * AR];
@@ -214,9 +214,9 @@ if (!fast) {
     if (o >= 0 && o < rows_out && c < OUT) {
       float sum = 0.0f;
       for (int t = 0; t < K; t++) {
+        if ((masks[size_t(place / 32) * size_t(words) + size_t(t / 32)] >> uint(t % 32) & 1u) == 0u) continue;
         int j = nbr[size_t(place / 32) * size_t(group) + size_t(t) * size_t(next_tap) + size_t(place % 32)];
-        bool own = (masks[size_t(place / 32) * size_t(words) + size_t(t / 32)] >> uint(t % 32) & 1u) != 0u;
-        if (own && j >= 0 && j < rows_in)
+        if (j >= 0 && j < rows_in)
           for (int r = 0; r < RED; r++)
             sum += float(x[size_t(j) * size_t(RED) + size_t(r)]) *
                    float(weight[(c * K + t) * RED + r]);

@@ -138,6 +138,8 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "BP >= 0": _ASSERTED,
         "ahead <= 0)": "row numbers that nobody uses",
         "word + 1 <= words": "a tap is left in these words",
+        "mixing && fetched <= 0": "the same row numbers again",
+        "t <= K; t++": "no place has a tap past the last",
         "EXACT == 0 && OWN": _SKIPS,
         "(KEEP & 1) == 0": _CACHE,
         "(KEEP & 2) == 0": _CACHE,
