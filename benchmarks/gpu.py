@@ -1,6 +1,6 @@
 """mlxsparse on a GPU, beside spconv on the same card in the same run where it is installed.
 
-    python benchmarks/gpu.py WORK.npz [--only TEXT] [--out FILE] [--no-spconv] [--spconv FOLDER]
+    python benchmarks/gpu.py WORK.npz [--only TEXT] [--out FILE] [--no-spconv] [--spconv FOLDER] [--limit MIB]
 
 WORK.npz holds surf_100k and surf_1m, int32 (N, 4) batch, x, y, z in scan order. Milliseconds are medians of
 synchronised calls and, in brackets, means of a chain of calls inside one wait. "map cached": the map is
@@ -257,8 +257,11 @@ def main() -> int:
     parser.add_argument("--out", type=pathlib.Path, help="JSON file for all figures")
     parser.add_argument("--no-spconv", action="store_true")
     parser.add_argument("--spconv", default="", help="folder of spconv's packages, if not on the path")
+    parser.add_argument("--limit", type=int, help="mx.set_memory_limit of our side, in MiB")
     options = parser.parse_args()
     mx.set_default_device(mx.gpu)
+    if options.limit:
+        mx.set_memory_limit(options.limit << 20)
     others = {} if options.no_spconv else peers(options.work, options.only, options.spconv)
     info = getattr(mx, "device_info", None)
     print(

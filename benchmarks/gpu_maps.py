@@ -22,7 +22,7 @@ import numpy as np
 
 import mlxsparse as ms
 from benchmarks.gpu_cases import BLOCKS, CLASSES, IN_CHANNELS, LEVELS, measure
-from mlxsparse.backend import kernel_bits, kernel_coords, kernel_sites, kernel_tiles
+from mlxsparse.backend import kernel_bits, kernel_coords, kernel_sites, tap_tiles
 from mlxsparse.backend.kernel_bits import Geometry
 from mlxsparse.engine import device_map
 from mlxsparse.models.minkunet import MinkUNet, ModelArgs
@@ -72,7 +72,7 @@ def steps(coords: mx.array) -> None:
         show(f"cumsum of {count}", lambda ones=ones: mx.cumsum(ones))
         show(f"running sums of {count}", lambda ones=ones: kernel_coords.running_sums(ones))
     show("sort", lambda: mx.argsort(keys))
-    tiles = lambda given: kernel_tiles.tap_tiles(nbr, n, THREE, None, given, by_row=True)[:3]  # noqa: E731
+    tiles = lambda given: tap_tiles.tap_tiles(nbr, n, THREE, None, given, by_row=True)[:3]  # noqa: E731
     show("order and tiles", lambda: tiles(None))
     show("order and tiles, keys given", lambda: tiles(keys))
     extent = kernel_sites.extent_of(coords, 8)
@@ -106,10 +106,10 @@ def steps(coords: mx.array) -> None:
         found, size = kernel_bits.site_map(coords, made, m, by_row=True), geometry[0]
         by_tap = kernel_bits.site_map(coords, made, m)
         show("  its other side", lambda by_tap=by_tap: kernel_coords.flipped(by_tap, n))
-        outputs = lambda t=found, s=size: kernel_tiles.tap_tiles(t, n, s, by_row=True)[:3]  # noqa: E731
+        outputs = lambda t=found, s=size: tap_tiles.tap_tiles(t, n, s, by_row=True)[:3]  # noqa: E731
         show("  order and tiles, outputs", outputs)
         back = kernel_coords.flipped(by_tap, n)
-        show("  order and tiles, inputs", lambda t=back, m=m, s=size: kernel_tiles.tap_tiles(t, m, s)[:3])
+        show("  order and tiles, inputs", lambda t=back, m=m, s=size: tap_tiles.tap_tiles(t, m, s)[:3])
         if size == geometry[1]:
             ends = coords, made, size, m
             show("  straight in tiles, outputs", lambda e=ends: kernel_bits.windows_output(*e)[:3])

@@ -21,7 +21,7 @@ import mlx.core as mx
 import numpy as np
 
 from benchmarks.gpu_cases import measure
-from mlxsparse.backend import kernel_coords, kernel_tiles, tile_shapes
+from mlxsparse.backend import kernel_coords, kernel_tiles, tap_tiles, tile_shapes
 from mlxsparse.backend.tile_shapes import Tile
 
 HALF, SINGLE = mx.float16, mx.float32
@@ -84,33 +84,31 @@ def computed(masks: np.ndarray, rows: int) -> int:
 
 
 def orders(coords: mx.array) -> None:
-    """The same products over maps in other orders and layouts: windows; row numbers of 32 places together."""
+    """The same products over maps in other orders: windows."""
     n = coords.shape[0]
     nbr = kernel_coords.submanifold_map(kernel_coords.hash_table(coords), (3, 3, 3)).nbr
     pairs = int((nbr >= 0).sum().item())
     held = [inputs(key, n) for key in ORDERED]
     for window in (65536, 262144, n):
         os.environ["MLXSPARSE_WINDOW"] = str(window)
-        for kernel_tiles.grouped in (False, True):
-            tiles = kernel_tiles.tap_tiles(nbr, n, (3, 3, 3))
-            wait(tiles[:3])
-            masks = np.array(tiles.masks)
-            ratios = ", ".join(f"{rows} rows {computed(masks, rows) / pairs:.3f}" for rows in (32, 128, 256))
-            print(f"window {window}, grouped {kernel_tiles.grouped}: computed pairs by tiles of {ratios}")
-            for key, (x, w) in zip(ORDERED, held):
+        tiles = tap_tiles.tap_tiles(nbr, n, (3, 3, 3))
+        wait(tiles[:3])
+        masks = np.array(tiles.masks)
+        ratios = ", ".join(f"{rows} rows {computed(masks, rows) / pairs:.3f}" for rows in (32, 128, 256))
+        print(f"window {window}: computed pairs by tiles of {ratios}")
+        for key, (x, w) in zip(ORDERED, held):
 
-                def chain(times: int, x: mx.array = x, w: mx.array = w, tiles: Any = tiles) -> mx.array:
-                    for _ in range(times):
-                        x = kernel_tiles.forward(x, w, tiles)
-                    return x
+            def chain(times: int, x: mx.array = x, w: mx.array = w, tiles: Any = tiles) -> mx.array:
+                for _ in range(times):
+                    x = kernel_tiles.forward(x, w, tiles)
+                return x
 
-                forward = lambda x=x, w=w, tiles=tiles: kernel_tiles.forward(x, w, tiles)  # noqa: E731
-                show(f"  forward {str(key[0])[9:]} {key[2]}", forward, chain=chain)
-            x = held[1][0]
-            grad = lambda x=x, tiles=tiles: kernel_tiles.weight_grad(x, x, tiles)  # noqa: E731
-            show("  weight gradient float16 64", grad)
+            forward = lambda x=x, w=w, tiles=tiles: kernel_tiles.forward(x, w, tiles)  # noqa: E731
+            show(f"  forward {str(key[0])[9:]} {key[2]}", forward, chain=chain)
+        x = held[1][0]
+        grad = lambda x=x, tiles=tiles: kernel_tiles.weight_grad(x, x, tiles)  # noqa: E731
+        show("  weight gradient float16 64", grad)
     os.environ.pop("MLXSPARSE_WINDOW")
-    kernel_tiles.grouped = True
     x, w = held[1]
     start = time.perf_counter()
     for _ in range(100):
@@ -140,7 +138,7 @@ def chosen(key: tuple[mx.Dtype, str, int], tile: Tile, weight: bool) -> None:
 
 def sweep(coords: mx.array, only: str) -> Iterator[None]:
     n = coords.shape[0]
-    tiles = kernel_tiles.tap_tiles(
+    tiles = tap_tiles.tap_tiles(
         kernel_coords.submanifold_map(kernel_coords.hash_table(coords), (3, 3, 3)).nbr, n, (3, 3, 3)
     )
     wait(tiles[:3])

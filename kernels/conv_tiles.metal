@@ -228,7 +228,7 @@ if (!fast) {
           more += float(add[size_t(o) * size_t(dims[13]) + size_t(r)]) * float(mix[c * dims[13] + r]);
         y[size_t(o) * size_t(OUT) + size_t(c)] = T(more);
       }
-      if (FINISH && o < dims[7]) sum = conv_finish_value(sum, norm, FINISH == 2 ? (const device T*)y : add, dims, OUT, c, o);
+      if (FINISH) sum = conv_finish_value(sum, norm, FINISH == 2 ? (const device T*)y : add, dims, OUT, c, o);
       y[size_t(o) * size_t(OUT) + size_t(c)] = T(o < dims[7] ? sum : 0.0f);
     }
   }

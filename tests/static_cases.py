@@ -16,15 +16,11 @@ from mlxsparse import compiled, ops
 from mlxsparse.backend import device as backend_device
 from mlxsparse.backend import library
 from mlxsparse.models.minkunet import MinkUNet, ModelArgs
+from tools.metalcheck import toolchain
 
 HAS_GPU = mx.metal.is_available() or mx.cuda.is_available()
-if not HAS_GPU:
-    from tools.metalcheck import toolchain
-
-    LACKING = toolchain.missing()
-    needs_kernels = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
-else:
-    needs_kernels = pytest.mark.usefixtures()
+LACKING = None if HAS_GPU else toolchain.missing()
+needs_kernels = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
 
 
 @pytest.fixture

@@ -12,12 +12,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 SMALL = {
+    "block_sparse_attention.py": ["--steps", "2"],
     "voxel_transformer.py": ["--scenes", "2", "--epochs", "1", "--rings", "24"],
     "prune_minkunet.py": ["--steps", "20"],
     "classifier.py": ["--clouds", "60", "--steps", "60"],
     "segmentation.py": ["--scenes", "2", "--epochs", "3", "--rings", "24", "--page", "street.html"],
 }
 SAYS = {
+    "block_sparse_attention.py": ["step 1: loss"],
     "first_steps.py": ["fine sites", "KernelMap(kernel=(3, 3, 3)", "at the points: (20000, 8) (20000, 8)"],
     "classifier.py": ["accuracy on new clouds"],
     "segmentation.py": ["epoch 2", "building", "wrote street.html"],
@@ -35,6 +37,8 @@ def test_example(name, tmp_path):
     assert done.returncode == 0, done.stderr
     for text in SAYS.get(name, []):
         assert text in done.stdout, done.stdout
+    if name == "block_sparse_attention.py":
+        assert float(done.stdout.split("sequence by sequence: ")[1].split()[0]) < 1e-5
     if name == "classifier.py":
         share = done.stdout.split("accuracy on new clouds: ")[1].rstrip("%\n")
         assert int(share) >= 50  # of five shapes; 20 is chance

@@ -24,12 +24,19 @@ sys.path.insert(0, str(ROOT))  # also where mlxsparse is not installed
 from tests.gpu.run_kernels import PARTS  # noqa: E402
 
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
+# Test files in which MLX compiles anew for each test, for seconds: run in so many parts.
+PARTS_OF_FILES = {"tests/test_static_operators.py": 8, "tests/test_static.py": 4}
 
 
 def commands() -> list[list[str]]:
     """The kernel cases, part by part, and every test file that runs on the GPU; the longest files first."""
-    whole = [*sorted(ROOT.glob("tests/test_static*.py")), *sorted(ROOT.glob("tests/gpu/test_*.py"))]
-    found = [[*PYTEST, str(path.relative_to(ROOT))] for path in whole]
+    found = [
+        [*PYTEST, "-p", "tests.plugin_part", "--part", f"{k}/{parts}", file]
+        for file, parts in PARTS_OF_FILES.items()
+        for k in range(parts)
+    ]
+    whole = [*sorted(ROOT.glob("tests/test_static_traces.py")), *sorted(ROOT.glob("tests/gpu/test_*.py"))]
+    found += [[*PYTEST, str(path.relative_to(ROOT))] for path in whole]
     found += [[sys.executable, "tests/gpu/run_kernels.py", f"{part}/"] for part in PARTS]
     for path in sorted(ROOT.glob("tests/**/test_*.py")):
         if path.parent.name != "gpu" and 'usefixtures("device")' in path.read_text(encoding="utf-8"):

@@ -168,7 +168,7 @@ def to_mlx(v: np.ndarray) -> mx.array:
 
 
 # What os.environ keeps. It takes a microsecond to say that a variable is not there, 100 times a forward.
-_environment: Any = getattr(os.environ, "_data", None)
+_environment: Any = getattr(os.environ, "_data", None) if os.supports_bytes_environ else None
 
 
 def setting(name: bytes) -> bytes | None:
@@ -176,7 +176,8 @@ def setting(name: bytes) -> bytes | None:
     if _environment is not None:
         found: bytes | None = _environment.get(name)
         return found
-    return os.environb.get(name)
+    text = os.environ.get(name.decode())
+    return None if text is None else text.encode()
 
 
 def num_threads() -> int:

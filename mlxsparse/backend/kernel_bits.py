@@ -16,8 +16,8 @@ import mlx.core as mx
 from .host import require_values
 from .kernel_coords import CoordTable, OwnMap, Triple
 from .kernel_sites import Extent
-from .kernel_tiles import PLACES, TapTiles, tap_order
 from .library import MAX_THREADS, SMALL, begin, blocks, check_coords, launch
+from .tap_tiles import PLACES, TapTiles, tap_order
 
 PER_STRETCH = 256  # blocks of 256 cells whose ones are counted together
 STRETCH = 256 * PER_STRETCH

@@ -13,7 +13,6 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CapacityError, CoordinateRangeError, StrideError
-from .kernel_tiles import tap_order
 from .library import (
     MAX_GRID_YZ,
     MAX_THREADS,
@@ -25,6 +24,7 @@ from .library import (
     numbers,
     read_ints,
 )
+from .tap_tiles import tap_order
 
 Triple = tuple[int, int, int]
 MAX_ROWS = 2**30  # so that a table of twice as many slots has a 32-bit size
@@ -109,7 +109,7 @@ def flipped(nbr: mx.array, rows: int) -> mx.array:
 
 
 class OwnMap(NamedTuple):
-    """A kernel map of a set onto itself, and what orders its rows by their taps (kernel_tiles.tap_tiles)."""
+    """A kernel map of a set onto itself, and what orders its rows by their taps (tap_tiles.py)."""
 
     nbr: mx.array  # (T, N), by row (N, T), int32 row of each tap and row, -1 where there is no pair
     keys: mx.array  # (N,) uint32

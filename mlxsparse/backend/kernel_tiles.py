@@ -1,19 +1,16 @@
 """Fast convolution on the GPU: rows ordered so that tiles share taps, tensor-core tiles over them.
 
-A `TapTiles` is one side of a kernel map in that order, with the taps of every 32 places; it is made once per
-map on the device, without reading anything back. Channels are padded to 16 bytes. Sums run in fp32 in a fixed
-order and are rounded once.
+The order is tap_tiles.py's. Channels are padded to 16 bytes. Sums run in fp32 in a fixed order and are
+rounded once.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
-import numpy as np
 
 from ..errors import CapacityError, ShapeError
 from .kernel_conv import fp32_mode
@@ -26,153 +23,16 @@ from .library import (
     check_array,
     factory,
     filled,
-    launch,
     ready,
     unread,
 )
+from .tap_tiles import PLACES, TapTiles
 from .tile_shapes import Tile, tile_for
 
-PLACES = 256  # a multiple of every tile's rows
-WINDOW = 1 << 20  # rows that are ordered by taps together
-WINDOWS = 31  # that a sort key tells apart
-KEY_BITS = 27  # taps that a sort key tells apart
 GRAD_GROUPS = 4096  # threadgroups that a weight gradient is divided into, at most
 GRAD_RUN = 2048  # places of a run, at least: each run writes sums of every weight
-GRAD_BYTES = 1 << 28  # of its partial sums, at most
+GRAD_BYTES = 1 << 25  # of its partial sums, at most
 OFFSETS = 2**31  # copies of 16 bytes that a kernel can address
-# Keep the row numbers of 32 places together: a tile reads one stretch of memory and not one for each tap.
-grouped = True
-
-
-# ---------------------------------------------------------------- ordered maps
-
-
-class TapTiles(NamedTuple):
-    """One side of a kernel map, its rows ordered by the taps that they have."""
-
-    nbr: mx.array  # (P / 32, T, 32) int32 row read through each tap, -1 none; or (T, P); see `alone`
-    rows: mx.array  # (P,) int32 row of each place, -1 past the last
-    masks: mx.array  # (P / 32, ceil(T / 32)) uint32 taps of 32 places
-    sources: int  # rows on the other side
-    size: int  # rows on this side
-    active: int  # of these, the first that can have pairs
-    alone: int = 0  # T, where each PLACES places have one tap and nbr, (P / 32, 1, 32), is of that
-
-    @property
-    def taps(self) -> int:
-        return self.alone or self.nbr.shape[-2]
-
-    @property
-    def places(self) -> int:
-        return self.rows.shape[0]
-
-    @property
-    def used(self) -> int:
-        """Places from which on there is no pair: a multiple of PLACES, at least one."""
-        found = self.active // PLACES + self.alone if self.alone else blocks(self.active, PLACES)
-        return max(1, found) * PLACES
-
-    @property
-    def steps(self) -> tuple[int, int]:
-        """From 32 places to the next 32, and from a tap to the next, in elements of nbr."""
-        if self.alone:
-            return 32, 0
-        return (32 * self.taps, 32) if self.nbr.ndim == 3 else (32, self.places)
-
-
-@functools.lru_cache(maxsize=64)
-def _bits(size: tuple[int, ...]) -> mx.array:
-    """A sort bit for each tap of a kernel: taps far from the middle, which few rows have, get high bits."""
-    taps = np.indices(size).reshape(len(size), -1)
-    middle = (np.array(size)[:, None] - 1) / 2
-    far = np.abs(taps - middle).sum(axis=0)
-    rank = np.empty(far.size, np.int64)
-    rank[np.argsort(far, kind="stable")] = np.arange(far.size)
-    fold = -(-far.size // KEY_BITS)
-    return mx.array((rank // fold).astype(np.int32))
-
-
-def tap_order(size: tuple[int, ...], active: int) -> tuple[mx.array, int]:
-    """What rows are ordered by: the sort bit of each tap of a kernel, and the rows of a window."""
-    return _bits(size), max(int(os.environ.get("MLXSPARSE_WINDOW", WINDOW)), blocks(active, WINDOWS))
-
-
-def tap_tiles(
-    nbr: mx.array,
-    sources: int,
-    size: tuple[int, ...] | None = None,
-    active: int | None = None,
-    keys: mx.array | None = None,
-    *,
-    sort: bool = True,
-    by_row: bool = False,
-) -> TapTiles:
-    """Order one side of a kernel map: nbr (T, M), by row (M, T), int32, -1 where there is no pair.
-
-    sources: rows on the other side; a larger number in nbr is no pair. size: of the kernel, its product T.
-    active: rows from here on have no pair; order and sums depend on it and not on M. keys: of a map that was
-    made with them. sort: False leaves the rows as they are.
-    """
-    check_array("nbr", nbr, 2, mx.int32)
-    taps, m = reversed(nbr.shape) if by_row else nbr.shape
-    places = blocks(m, PLACES) * PLACES
-    words = blocks(taps, 32)
-    active = m if active is None else min(active, m)
-    if m == 0 or taps == 0:
-        return TapTiles(
-            filled((0, taps, 32) if grouped else (taps, 0), -1, mx.int32),
-            filled((0,), -1, mx.int32),
-            filled((0, words), 0, mx.uint32),
-            sources,
-            m,
-            active,
-        )
-    if taps == 1 or not sort:  # nothing to tell apart
-        order = mx.arange(m, dtype=mx.int32)
-    else:
-        if keys is None:
-            whole = size is not None and int(np.prod(size)) == taps
-            bit, window = tap_order(size if size is not None and whole else (taps,), active)
-            groups = (blocks(m, MAX_THREADS), 1, 1)
-            keys = launch("tap_keys", [nbr, bit], [m, taps, window, int(by_row)], [(m,)], groups)[0]
-        order = mx.argsort(keys).view(mx.int32)
-    ordered = (places // 32, taps, 32) if grouped else (taps, places)
-    steps = (32 * taps, 32) if grouped else (32, places)
-    shapes = [ordered, (places,), (places // 32, words)]
-    dims = [sources, m, taps, places, *steps, int(by_row)]
-    tiled, rows, masks = launch("tap_tiles", [nbr, order], dims, shapes, (places // MAX_THREADS, words, 1))
-    return TapTiles(tiled, rows, masks, sources, m, active)
-
-
-def table_of(tiles: TapTiles) -> mx.array:
-    """The table that tiles were made from: (T, M) int32, -1 where there is no pair."""
-    if tiles.size == 0 or tiles.taps == 0:
-        return filled((tiles.taps, tiles.size), -1, mx.int32)
-    nbr = tiles.nbr
-    if tiles.alone:
-        own = tiles.masks >> mx.arange(tiles.taps, dtype=mx.uint32) & 1
-        nbr = mx.where(own[:, :, None] != 0, nbr, -1)
-    by_tap = nbr if nbr.ndim == 2 else nbr.swapaxes(0, 1).reshape(tiles.taps, -1)
-    last = mx.array(tiles.size, mx.int32)
-    places = mx.argsort(mx.where(tiles.rows < 0, last, tiles.rows))[: tiles.size]
-    return mx.take(by_tap, places, axis=1)
-
-
-def itself(size: int, count: int | mx.array) -> TapTiles:
-    """Tiles of the map with one tap of each of the first `count` of `size` rows to itself."""
-    active = count if isinstance(count, int) else size
-    if size == 0:
-        return tap_tiles(filled((1, 0), -1, mx.int32), 0)
-    places = blocks(size, PLACES) * PLACES
-    numbers = mx.arange(places, dtype=mx.int32)
-    rows = mx.where(numbers < size, numbers, -1)
-    nbr = rows if isinstance(count, int) and count == size else mx.where(numbers < count, numbers, -1)
-    masks = (numbers[::32] < count).astype(mx.uint32)[:, None]
-    shape = (places // 32, 1, 32) if grouped else (1, places)
-    return TapTiles(nbr.reshape(shape), rows, masks, size, size, active)
-
-
-# ---------------------------------------------------------------- products
 
 
 def _padded(a: mx.array, axis: int) -> mx.array:

@@ -17,7 +17,7 @@ import mlx.core as mx
 from .arguments import begin
 
 CALLS = 16  # after which the GPU gets what was called
-AHEAD = 1 << 25  # bytes of results, likewise; at most twice as many, or two results, are not computed yet
+AHEAD = 1 << 26  # bytes of results, likewise; two such stages at most are not computed yet
 
 
 class _Pace(threading.local):

@@ -16,8 +16,8 @@ from ..backend import kernel_bits, kernel_coords, kernel_sites
 from ..backend.host import require_values
 from ..backend.kernel_bits import Geometry, Marked
 from ..backend.kernel_sites import Extent, Reached
-from ..backend.kernel_tiles import TapTiles
 from ..backend.library import begin
+from ..backend.tap_tiles import TapTiles
 from ..engine.device_map import BEGUN, ByRow, DeviceMap, Side, submanifold
 from ..engine.index import LIMIT, build_index
 from ..engine.sorting import bounds_of

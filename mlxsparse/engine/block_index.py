@@ -62,11 +62,6 @@ class Side:
         return place[: place.size - max(0, (last + 1) * size - self.other_extent)]
 
 
-def count_of(place: slice | np.ndarray) -> int:
-    """How many elements a result of Side.positions names."""
-    return place.stop - place.start if isinstance(place, slice) else len(place)
-
-
 class Tables(NamedTuple):
     """A side on a kernel's device: ptr, block, other as int32 arrays."""
 

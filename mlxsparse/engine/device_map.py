@@ -10,8 +10,8 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from ..backend.kernel_tiles import TapTiles, itself, table_of, tap_tiles
 from ..backend.library import begin, numbers
+from ..backend.tap_tiles import TapTiles, itself, table_of, tap_tiles
 from .neighbors import TapPairs
 
 # The transpose of a table, (rows, T), and by what tiles order its rows, where that was made with it.

@@ -206,3 +206,12 @@ def test_scratch_keeps_a_bounded_amount(monkeypatch):
     assert sum(map(len, host._idle)) <= 1 << 22
     host.clear_scratch()
     assert not host._idle
+
+
+def test_a_setting_is_what_the_environment_says_now(monkeypatch):
+    for kept in (host._environment, None):  # None: where the environment is not kept as bytes
+        monkeypatch.setattr(host, "_environment", kept)
+        monkeypatch.setenv("MLXSPARSE_THREADS", "3")
+        assert host.setting(b"MLXSPARSE_THREADS") == b"3" and host.num_threads() == 3
+        monkeypatch.delenv("MLXSPARSE_THREADS")
+        assert host.setting(b"MLXSPARSE_THREADS") is None

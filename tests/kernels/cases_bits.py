@@ -9,6 +9,7 @@ from mlxsparse.backend import kernel_bits as kb
 from mlxsparse.backend import kernel_coords as kc
 from mlxsparse.backend import kernel_sites as ks
 from mlxsparse.backend import kernel_tiles as kt
+from mlxsparse.backend import tap_tiles as tt
 from mlxsparse.testing import oracle
 
 from .cases_coords import GEOMETRIES, tables, within
@@ -189,7 +190,7 @@ def ordered_windows() -> None:
         for m in {count, count // 2, max(count // 64 * 64, 1)}:
             nbr = kb.site_map(coords, made, m)
             out = kb.windows_output(coords, made, stride, m)
-            plain = kt.tap_tiles(nbr, len(coords), stride, sort=False)
+            plain = tt.tap_tiles(nbr, len(coords), stride, sort=False)
             equal(out.nbr, np.array(plain.nbr), f"outputs {stride}")
             equal(out.rows, np.array(plain.rows), f"output rows {stride}")
             assert out[3:] == plain[3:] and not (np.array(plain.masks) & ~np.array(out.masks)).any()
@@ -212,12 +213,12 @@ def ordered_windows() -> None:
             equal(got.masks[:, 0], masks, f"masks {stride}")
             equal(got.nbr.reshape(-1), np.where(order < 0, -1, back.max(axis=0)[order]), f"rows {stride}")
             assert (got.taps, got.steps) == (len(back), (32, 0))
-            equal(kt.table_of(got), back, f"table {stride}")
-            equal(kt.table_of(out), np.array(nbr), f"table of outputs {stride}")
-            same_products(got, kt.tap_tiles(integers(back), m))
+            equal(tt.table_of(got), back, f"table {stride}")
+            equal(tt.table_of(out), np.array(nbr), f"table of outputs {stride}")
+            same_products(got, tt.tap_tiles(integers(back), m))
 
 
-def same_products(tiles: kt.TapTiles, others: kt.TapTiles) -> None:
+def same_products(tiles: tt.TapTiles, others: tt.TapTiles) -> None:
     """Of small integers, whose sums are exact in any order."""
     rng = np.random.default_rng(5)
     x, ct = (mx.array(rng.integers(-2, 3, (n, 8)).astype(np.float16)) for n in (tiles.sources, tiles.size))

@@ -11,6 +11,7 @@ import numpy as np
 
 from mlxsparse.backend import kernel_tiles as tiles
 from mlxsparse.backend.kernel_fixed import fixed_norm, line
+from mlxsparse.backend.tap_tiles import itself, tap_tiles
 from mlxsparse.backend.tile_shapes import Tile, chosen
 
 from .common import DTYPES, Case, as_float, close, equal, integers, rng, sized, values
@@ -62,7 +63,7 @@ def in_one_pass(dtype: mx.Dtype, co: int, plain: bool = False, tile: Tile | None
     m, taps, ci, active = sized(90, 5000), 3, 8, sized(80, 4900)
     nbr = rng(7).integers(-1, m, (taps, m))
     nbr[:, active:] = -1
-    order = tiles.tap_tiles(integers(nbr), m)
+    order = tap_tiles(integers(nbr), m)
     x, w = values(1, (m, ci), dtype)[0], values(2, (co, taps, ci), dtype)[0]
     bias, add = values(3, (co,), mx.float32)[0], values(4, (m, co), dtype)[0]
     add = mx.concatenate([add[:active], mx.full((m - active, co), float("nan"), dtype)])
@@ -93,7 +94,7 @@ def in_one_pass(dtype: mx.Dtype, co: int, plain: bool = False, tile: Tile | None
                     )  # fmt: skip
                     equal(as_float(one(x, w, start, given, *more)), wanted, "by its own parameters")
                 mixed = tiles.Finish(relu, True, wide)
-                through = tiles.forward(source, mix[:, None], tiles.itself(m, active), plain=plain)
+                through = tiles.forward(source, mix[:, None], itself(m, active), plain=plain)
                 one = tiles.product(
                     x.shape, w.shape, dtype, order, biased, active=active, plain=plain, finish=mixed
                 )

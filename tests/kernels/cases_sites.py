@@ -8,7 +8,7 @@ import numpy as np
 from mlxsparse.backend import kernel_bits as kb
 from mlxsparse.backend import kernel_coords as kc
 from mlxsparse.backend import kernel_sites as ks
-from mlxsparse.backend import kernel_tiles as kt
+from mlxsparse.backend import tap_tiles as tt
 from mlxsparse.backend.library import launch
 from mlxsparse.testing import oracle
 
@@ -149,15 +149,15 @@ def mirrored() -> None:
             turned = kc.submanifold_map(table, size, d, len(c), by_row=True)
             equal(turned.nbr, nbr.T, f"map by row {size}")
             equal(turned.keys, np.array(got.keys), f"keys by row {size}")
-            by_row = kt.tap_tiles(turned.nbr, len(padded), size, len(c), by_row=True)
-            by_tap = kt.tap_tiles(got.nbr, len(padded), size, len(c))
+            by_row = tt.tap_tiles(turned.nbr, len(padded), size, len(c), by_row=True)
+            by_tap = tt.tap_tiles(got.nbr, len(padded), size, len(c))
             for a, b in zip(by_row[:3], by_tap[:3], strict=True):
                 equal(a, np.array(b), f"tiles by row {size}")
 
 
 def equal_order(keys: mx.array, nbr: mx.array, size, active: int) -> None:
     """Tiles by keys that were made with the map are those by keys that are not."""
-    made = [kt.tap_tiles(nbr, nbr.shape[1], size, active, given) for given in (keys, None)]
+    made = [tt.tap_tiles(nbr, nbr.shape[1], size, active, given) for given in (keys, None)]
     for a, b in zip(*made):
         equal(a, np.array(b), "tiles") if isinstance(a, mx.array) else None
 

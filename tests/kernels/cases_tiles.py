@@ -9,6 +9,7 @@ import numpy as np
 
 from mlxsparse.backend import kernel_tiles as tiles
 from mlxsparse.backend.library import launch
+from mlxsparse.backend.tap_tiles import TapTiles, tap_tiles
 from mlxsparse.backend.tile_shapes import Tile, chosen
 from mlxsparse.testing import oracle
 
@@ -45,8 +46,8 @@ def check(
     _, wanted = oracle.conv3d(
         coords, x64, shaped, b64 if bias else None, stride=stride, padding=p, out_coords=out
     )
-    forwards = tiles.tap_tiles(integers(nbr), x.shape[0], kernel)
-    backwards = tiles.tap_tiles(integers(back), ct.shape[0], kernel)
+    forwards = tap_tiles(integers(nbr), x.shape[0], kernel)
+    backwards = tap_tiles(integers(back), ct.shape[0], kernel)
     check_order(forwards, nbr)
     symmetric = stride == 1 and all(k % 2 for k in kernel)
 
@@ -76,7 +77,7 @@ def check(
             more = 700  # of padding changes no bit of a sum
             longer = np.pad(nbr, ((0, 0), (0, more)), constant_values=-1)
             few, many = (
-                tiles.tap_tiles(integers(t), x.shape[0], kernel, len(out)) for t in (nbr, longer)
+                tap_tiles(integers(t), x.shape[0], kernel, len(out)) for t in (nbr, longer)
             )
             unread = mx.full((more, co), np.nan, dtype)
             one, other = (
@@ -88,7 +89,7 @@ def check(
         chosen.clear()
 
 
-def check_order(made: tiles.TapTiles, nbr: np.ndarray) -> None:
+def check_order(made: TapTiles, nbr: np.ndarray) -> None:
     """Every row once, its pairs with it, and the taps of every 32 places."""
     rows, tiled, masks = (np.array(a) for a in (made.rows, made.nbr, made.masks))
     taps, m = nbr.shape
@@ -106,8 +107,8 @@ def empty(dtype: mx.Dtype) -> None:
     """No outputs, no inputs, no pairs."""
     w, _ = values(2, (5, 27, 4), dtype)
     for n, m in ((0, 0), (0, 3), (3, 0), (3, 3)):
-        made = tiles.tap_tiles(mx.full((27, m), -1, mx.int32), n)
-        back = tiles.tap_tiles(mx.full((27, n), -1, mx.int32), m)
+        made = tap_tiles(mx.full((27, m), -1, mx.int32), n)
+        back = tap_tiles(mx.full((27, n), -1, mx.int32), m)
         x, ct = mx.ones((n, 4), dtype), mx.ones((m, 5), dtype)
         equal(tiles.forward(x, w, made).astype(mx.float32), np.zeros((m, 5)))
         equal(tiles.input_grad(ct, w, back).astype(mx.float32), np.zeros((n, 4)))
@@ -131,7 +132,7 @@ def _out_of_range(dtype: mx.Dtype) -> None:
     nbr = np.stack([first, np.full(7, -1)])
     inside = (first >= 0) & (first < 20)
     wanted = np.where(inside[:, None], x64[np.where(inside, first, 0)] @ w64[:, 0].T, 0)
-    made = tiles.tap_tiles(integers(nbr), 20)
+    made = tap_tiles(integers(nbr), 20)
     assert int(made.nbr.max()) == 19, "an ordered map names a row that does not exist"
     ct, ct64 = values(3, (7, 5), dtype)
     dw = np.zeros((5, 2, 8))
@@ -211,7 +212,7 @@ def by_row() -> None:
         m = sized(300, 30_000)
         nbr = rng(taps).integers(-40, 60, (taps, m)).astype(np.int32)  # from 50 on none, as below 0
         one, other = (
-            tiles.tap_tiles(integers(t), 50, None, m - 7, by_row=rows)
+            tap_tiles(integers(t), 50, None, m - 7, by_row=rows)
             for t, rows in ((nbr, False), (nbr.T, True))
         )
         for a, b in zip(one[:3], other[:3], strict=True):

@@ -158,7 +158,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "value <= 0.0f ? 0.0f": "0 either way",
         "wide = n > V": "read one by one, the same numbers",
         "more && n >= 0": "no column is left to read",
+        "scale[e] = e <= n": _COLUMNS,
     },
+    "max_pool.metal": {"start <= taps": _NO_ROW},
     "norm_apply.metal": {
         "r <= last": _NO_ROW,
         "u <= U; u++) { norm_piece<T> z": _NO_ROW,
