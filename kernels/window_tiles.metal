@@ -46,14 +46,14 @@ for (uint r = 0u; r < 8u; r++) {
     uint alike = uint(ulong(simd_ballot(mine == k)));
     if (mine == k) place = starts[32u * (8u * r + sg) + uint(k)] + int(popcount(alike & ((1u << lane) - 1u)));
   }
-  if (place >= 0 && place < places) {
-    tiled[place] = mine < taps ? window[i] : -1;
+  if (place >= 0) {
+    tiled[place] = window[i];
     rows[place] = int(i);
   }
   if (i < uint(places / 32)) {
     uint mask = 0u;
     for (int k = 0; k < taps; k++)
-      if (first[k] < behind[k] && first[k] < 32 * int(i) + 32 && behind[k] > 32 * int(i)) mask |= 1u << uint(k);
+      if (first[k] <= 32 * int(i) && behind[k] > 32 * int(i)) mask |= 1u << uint(k);
     masks[i] = mask;
   }
 }

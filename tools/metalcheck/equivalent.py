@@ -23,6 +23,7 @@ _OTHER_WAY = "the way for the others gives the same"
 _WRONG = "a wrong list: what it gives means nothing, and stays inside"
 _AFTER = "the test after is stronger"
 _UNREAD = "copies that nobody reads"
+_POISON = "what nobody wrote is -1 on the executor, as it is to be; only on a GPU another number"
 _COLUMNS = "columns past the last one are not written"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
@@ -218,5 +219,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "tap_tiles.metal": {
         "if (lane == 1u) masks": _TWICE,
         "r <= 32u; r++": "the row of no lane, which the executor makes negative",
+    },
+    "window_tiles.metal": {
+        "if (group == 1u)": _POISON,
+        "k < taps; k++) { int next": _POISON,
+        "next = k <= taps": _POISON,
     },
 }
