@@ -36,15 +36,19 @@ def kept(run: Run) -> Run:
     made: dict[tuple[Any, ...], Kept] = {}  # by thread and shapes
 
     def launch(arrays: Sequence[mx.array]) -> Sequence[mx.array]:
-        case: tuple[Any, ...] = (_here.home, *[a.shape for a in arrays])
-        function = made.get(case)
+        function = made.get(_case(arrays))
         if function is None:
             if next(calls) < AFTER:
                 return run(arrays)
-            function = made[(_at_home(), *case[1:])] = _made(run, arrays)
+            function = _made(run, arrays)
+            made[_case(arrays)] = function
         return function(*arrays)
 
     return launch
+
+
+def _case(arrays: Sequence[mx.array]) -> tuple[Any, ...]:
+    return (_here.home, *[a.shape for a in arrays])
 
 
 def _made(run: Run, arrays: Sequence[mx.array]) -> Kept:
