@@ -2,7 +2,8 @@
 than all the rest.
 
 A function that was exported and imported makes its operations with what was read then; inside of
-transformations, too, where a compiled one would run its Python again.
+transformations, too, where a compiled one would run its Python again. But MLX gives all that is imported to
+the first stream of the device, and a stream belongs to a thread: others have compiled functions.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import itertools
 import pathlib
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,34 +20,61 @@ import mlx.core as mx
 AFTER = 4  # calls: to export and import takes as long as a few
 
 Run = Callable[[Sequence[mx.array]], Sequence[mx.array]]
+Kept = Callable[..., Sequence[mx.array]]
+
+
+class _Here(threading.local):
+    home: bool | None = None  # whether what is imported runs in this thread; None: not known yet
+
+
+_here = _Here()
 
 
 def kept(run: Run) -> Run:
     """`run`, from some call on without its Python; it computes from its arguments alone."""
     calls = itertools.count()
-    made: dict[tuple[Any, ...], Callable[..., Sequence[mx.array]]] = {}  # by the arrays' shapes
+    made: dict[tuple[Any, ...], Kept] = {}  # by thread and shapes
 
     def launch(arrays: Sequence[mx.array]) -> Sequence[mx.array]:
-        shapes = tuple([a.shape for a in arrays])
-        function = made.get(shapes)
+        function = made.get(_case(arrays))
         if function is None:
             if next(calls) < AFTER:
                 return run(arrays)
-            function = made[shapes] = _imported(run, arrays)
+            function = _made(run, arrays)
+            made[_case(arrays)] = function
         return function(*arrays)
 
     return launch
 
 
-def _imported(run: Run, arrays: Sequence[mx.array]) -> Callable[..., Sequence[mx.array]]:
+def _case(arrays: Sequence[mx.array]) -> tuple[Any, ...]:
+    return (_here.home, *[a.shape for a in arrays])
+
+
+def _made(run: Run, arrays: Sequence[mx.array]) -> Kept:
     def launch(*arrays: mx.array) -> Sequence[mx.array]:
         return run(arrays)
 
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            file = str(pathlib.Path(folder) / "launch.mlxfn")
-            mx.export_function(file, launch, *arrays)
-            imported: Any = mx.import_function(file)
-            return imported
+        return _imported(launch, arrays) if _at_home() else mx.compile(launch)
     except OSError:  # nowhere to write
-        return launch
+        return mx.compile(launch)
+
+
+def _imported(function: Kept, arrays: Sequence[mx.array]) -> Kept:
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(pathlib.Path(folder) / "launch.mlxfn")
+        mx.export_function(file, function, *arrays)
+        imported: Any = mx.import_function(file)
+        return imported
+
+
+def _at_home() -> bool:
+    if _here.home is None:
+        one = mx.array(1)
+        try:
+            mx.eval(_imported(lambda a: [a + a], [one])(one))
+            _here.home = True
+        except (OSError, RuntimeError):  # "There is no Stream(gpu, 0) in current thread."
+            _here.home = False
+    return _here.home

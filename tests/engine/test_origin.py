@@ -38,9 +38,11 @@ class Chain(mlx.nn.Module):
 
 def gradients(net, x, **more):
     step = mlx.nn.value_and_grad(net, lambda net, x: net(x, **more).feats.square().mean())
+    gc.collect()  # what others left
+    before = mx.get_active_memory()
     value, found = step(net, x)
     mx.eval(value)
-    held = mx.get_active_memory()
+    held = mx.get_active_memory() - before
     mx.eval(found)
     return value, dict(mlx.utils.tree_flatten(found)), held
 

@@ -335,9 +335,10 @@ def test_launches_are_kept(monkeypatch: Any) -> None:
 
 
 @pytest.mark.parametrize("where", ["grad", "compile"])
-def test_launches_are_kept_from_inside_of_transformations(where: str) -> None:
+def test_launches_are_kept_from_inside_of_transformations(where: str, monkeypatch: Any) -> None:
     from mlxsparse.backend import replay
 
+    monkeypatch.setattr(replay._here, "home", None)
     seen: list[Any] = []
     launch = replay.kept(lambda arrays: seen.append(arrays) or [arrays[0] * arrays[1]])  # type: ignore[func-returns-value]
     x, y = mx.ones((3, 4)), mx.full((3, 4), 2.0)
@@ -353,7 +354,29 @@ def test_launches_are_kept_from_inside_of_transformations(where: str) -> None:
     assert len(seen) == replay.AFTER + 1
 
 
-def test_launches_stay_as_they_are_where_nothing_can_be_written(monkeypatch: Any) -> None:
+def test_launches_are_kept_in_every_thread() -> None:
+    import threading
+
+    from mlxsparse.backend import replay
+
+    seen: list[Any] = []
+    launch = replay.kept(lambda arrays: seen.append(arrays) or [arrays[0] + 1])  # type: ignore[func-returns-value]
+    found: list[int] = []
+
+    def several() -> None:
+        with mx.stream(mx.cpu):
+            found.extend(launch([mx.array(i)])[0].item() for i in range(2 * replay.AFTER))
+
+    for _ in range(2):
+        several()
+        thread = threading.Thread(target=several)
+        thread.start()
+        thread.join()
+    assert found == [*range(1, 2 * replay.AFTER + 1)] * 4
+    assert len(seen) <= replay.AFTER + 3  # and once for each thread
+
+
+def test_launches_are_kept_where_nothing_can_be_written(monkeypatch: Any) -> None:
     import tempfile
 
     from mlxsparse.backend import replay
@@ -362,6 +385,9 @@ def test_launches_stay_as_they_are_where_nothing_can_be_written(monkeypatch: Any
         raise FileNotFoundError("no usable temporary directory")
 
     monkeypatch.setattr(tempfile, "TemporaryDirectory", nowhere)
-    launch = replay.kept(lambda arrays: [arrays[0] + 1])
-    for _ in range(2 * replay.AFTER):
-        assert launch([mx.array(1)])[0].item() == 2
+    for home in (True, None):
+        monkeypatch.setattr(replay._here, "home", home)
+        seen: list[Any] = []
+        launch = replay.kept(lambda arrays: seen.append(arrays) or [arrays[0] + 1])  # type: ignore[func-returns-value]  # noqa: B023
+        assert [launch([mx.array(i)])[0].item() for i in range(8)] == [*range(1, 9)]
+        assert len(seen) == replay.AFTER + 1
