@@ -173,7 +173,7 @@ def finished(
     launch = kernel_tiles.product(
         x.shape, shape, dtype, pairs.output.tiles, bias is not None, active=pairs.num_out, finish=following
     )
-    kind = kinds.pop() if len(kinds) == 1 else mx.float32
+    kind, eps = kinds.pop() if len(kinds) == 1 else mx.float32, norm.eps  # not the norm, which holds arrays
 
     def forward(
         x: mx.array,
@@ -184,7 +184,7 @@ def finished(
         *parameters: mx.array,
     ) -> mx.array:
         if not own:
-            line = kernel_fixed.line(channels[0], kind, norm.eps)
+            line = kernel_fixed.line(channels[0], kind, eps)
             parameters = (line([a.astype(kind) for a in parameters])[0],)
         return launch(x, w if same else w.astype(dtype), b, parameters, add, mix)
 
