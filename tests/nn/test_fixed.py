@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 
 import mlx.core as mx
 import numpy as np
@@ -179,3 +180,14 @@ def test_gradients_through_a_convolution_with_a_norm():
     for _ in range(2):
         for a, b in zip(*(mx.grad(loss(call), argnums=(0, 1))(*given) for call in calls)):
             np.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_kept_with_a_map_holds_no_features():
+    x, conv, norm, act = cloud(), nn.SubmConv3d(6, 4), trained(4), nn.ReLU()
+
+    def call():
+        add = conv(x) * 2
+        mx.eval(nn.conv_norm_act(conv, norm, act, x, add).feats)
+        return weakref.ref(add.feats)
+
+    assert [call()() for _ in range(3)] == [None] * 3
