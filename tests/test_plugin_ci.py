@@ -1,4 +1,4 @@
-"""The CI plugin refuses skips: tried on planted tests, each in a pytest run of its own."""
+"""The CI plugin refuses skips (tried in runs of their own); parts of a run hold each test once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 import pathlib
 import subprocess
 import sys
+from unittest import mock
+
+from . import plugin_part
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -56,3 +59,15 @@ def test_missing_hardware_is_allowed_in_ci(tmp_path: pathlib.Path) -> None:
 
 def test_a_failure_stays_a_failure_in_ci(tmp_path: pathlib.Path) -> None:
     assert run(tmp_path, {"fails": "def test_a(): assert False"}, "true").returncode == 1
+
+
+def test_parts_hold_each_test_once() -> None:
+    found = []
+    for part in range(3):
+        items, config = list(range(10)), mock.Mock()
+        config.getoption.return_value = f"{part}/3"
+        plugin_part.pytest_collection_modifyitems(config, items)
+        left_out = config.hook.pytest_deselected.call_args.kwargs["items"]
+        assert sorted(items + left_out) == list(range(10))
+        found += items
+    assert sorted(found) == list(range(10))
