@@ -1,7 +1,8 @@
 """Optional inner loops compiled by numba (``pip install 'mlxsparse[fast]'``), with the same bits as NumPy's.
 
-Each function moves or adds rows in the order that the NumPy form does. `available()` is False
-without numba or with ``MLXSPARSE_FAST=0``; callers then use NumPy.
+Each function moves or adds rows in the order that the NumPy form does, and sums products in order, as
+OpenBLAS's kernels for AVX-512 do; those for AVX2 take some rows in another order, and products then differ
+by rounding. `available()` is False without numba or with ``MLXSPARSE_FAST=0``; callers then use NumPy.
 """
 
 from __future__ import annotations
