@@ -32,7 +32,7 @@ def poisoned(x, extra=5):
 
 @functools.cache
 def blas_sums_in_order():
-    """Whether NumPy's float32 products are one fused multiply-add after the other from 0, as in compiled loops.
+    """Whether NumPy's float32 products are one fused multiply-add after the other, as in compiled loops.
 
     OpenBLAS's kernels for AVX-512 do so, those for AVX2 take some rows in another order.
     """
@@ -48,7 +48,7 @@ def blas_sums_in_order():
 
 
 def equal_sums(a, b):
-    """Assert that arrays of products have the same bits where BLAS sums in order, else to float32's rounding."""
+    """Assert that products have the same bits where BLAS sums in order, else to the rounding of float32."""
     if blas_sums_in_order():
         np.testing.assert_array_equal(a, b)
     else:
