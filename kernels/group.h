@@ -14,6 +14,20 @@
 //   group_fence()    after a copy has landed and before the barrier: products may read it
 //   group_start(acc), group_close(), group_wait<N>(acc)   before the first product of a group, after its last, and until at most
 //                    N younger groups run. With N = 0 acc may be read.
+// Copies of panels by the machine's copy engine (CUDA: TMA of sm_90, which one more simdgroup asks; Metal: all
+// threads copy), for CLUSTER threadgroups that run together. STAGES buffers, each with two bars of bars[2 * STAGES]: its panels have
+// landed; all have multiplied with them, so that it is free. Each bar is waited for with the phases 0, 1, 0, ...
+//   PANEL_ROLES      2: the last simdgroup asks for copies, panel_role() 1, and does nothing else; 1: all have the role 0
+//   panel_map<T>     matrices in device memory, aligned to 16 bytes, rows of a multiple of 8 elements; panel_matrix(made, map, p, items,
+//                    rows, columns) describes them, in device memory map[32], through threadgroup memory made[32], both aligned to 128
+//   panel_open<CLUSTER, STAGES>(bars, fours), panel_close<CLUSTER>()   before and after all others; fours: of simdgroups that compute
+//   panel_room(bar, phase)   it is free in all threadgroups of the cluster, which may copy to each other's
+//   panel_expect(bar, bytes)   what of this threadgroup will land next
+//   panel_copy<LEN, ROWS, CLUSTER>(to, matrix, item, row, column, bar, all, asks, tid, threads)   ROWS rows of LEN elements from there
+//                    on, 0 outside of the item; all: to the same place `to` of all threadgroups of the cluster, of which one asks
+//   panel_wait(bar, phase)   what was expected has landed
+//   panel_free<CLUSTER>(bar)   this simdgroup has read it. Whoever wrote there too calls group_fence() before
+//   panel_gather<THREADS>()   a barrier of those that do not copy
 #ifndef MLXSPARSE_GROUP
 #define MLXSPARSE_GROUP
 #ifndef STAGE_CUDA
@@ -85,5 +99,33 @@ METAL_FUNC void group_fence() {}
 template <typename T, int N> METAL_FUNC void group_start(thread tile_mma<T, 16, N, 0>&) {}
 METAL_FUNC void group_close() {}
 template <int W, typename T, int N> METAL_FUNC void group_wait(thread tile_mma<T, 16, N, 0>&) {}
+template <typename T> struct panel_map {
+  const device T* at;
+  int items, rows, columns;
+};
+template <typename T>
+METAL_FUNC panel_map<T> panel_matrix(threadgroup uint*, device uint*, const device T* p, int items, int rows, int columns) {
+  return {p, items, rows, columns};
+}
+#define PANEL_ROLES 1
+METAL_FUNC int panel_role() { return 0; }
+template <int CLUSTER, int STAGES> METAL_FUNC void panel_open(threadgroup ulong*, int) {}
+template <int CLUSTER> METAL_FUNC void panel_close() { threadgroup_barrier(mem_flags::mem_threadgroup); }
+METAL_FUNC void panel_room(threadgroup ulong*, uint) { threadgroup_barrier(mem_flags::mem_threadgroup); }
+METAL_FUNC void panel_expect(threadgroup ulong*, int) {}
+template <int LEN, int ROWS, int CLUSTER, typename T>
+METAL_FUNC void panel_copy(threadgroup T* to, panel_map<T> matrix, int item, int row, int column, threadgroup ulong*, bool, bool, int tid, int threads) {
+  constexpr int ALL = LEN * ROWS;
+  for (int i = tid * 8; i < ALL; i += threads * 8) {
+    int r = i / LEN, c = i % LEN;
+    bool there = item < matrix.items && row + r < matrix.rows && column + c < matrix.columns;
+    size_t first = there ? size_t(item) * size_t(matrix.rows) + size_t(row + r) : size_t(0);
+    const device T* from = matrix.at + first * size_t(matrix.columns) + (there ? size_t(column + c) : size_t(0));
+    stage_zero16<false>(to + group_at<LEN>(r, c), from, there);
+  }
+}
+METAL_FUNC void panel_wait(threadgroup ulong*, uint) { threadgroup_barrier(mem_flags::mem_threadgroup); }
+template <int CLUSTER> METAL_FUNC void panel_free(threadgroup ulong*) {}
+template <int THREADS> METAL_FUNC void panel_gather() { threadgroup_barrier(mem_flags::mem_threadgroup); }
 #endif
 #endif

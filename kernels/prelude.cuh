@@ -5,6 +5,11 @@
 #define threadgroup
 #define thread
 #define METAL_FUNC __device__ __forceinline__
+#if __CUDA_ARCH__ >= 900
+#define CLUSTERED(n) __cluster_dims__(n, 1, 1) // threadgroups that run together
+#else
+#define CLUSTERED(n)
+#endif
 typedef unsigned int uint;
 typedef unsigned short ushort;
 typedef unsigned char uchar;

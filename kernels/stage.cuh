@@ -270,3 +270,110 @@ template <int W, typename T, int N> METAL_FUNC void group_wait(tile_mma<T, 16, N
 #endif
   if constexpr (W == 0) group_hold(acc);
 }
+
+// CUDA body of the panels of kernels/group.h: the copy engine of sm_90; elsewhere nobody launches what uses it.
+template <typename T> struct panel_map {
+  const uint* at;
+};
+METAL_FUNC constexpr bool panel_is_half(__half) { return true; }
+METAL_FUNC constexpr bool panel_is_half(__nv_bfloat16) { return false; }
+METAL_FUNC ulong panel_at(const void* p) { return ulong(__cvta_generic_to_shared(p)); }
+#define PANEL_ROLES 2
+METAL_FUNC int panel_role() { return __shfl_sync(0xffffffffu, threadIdx.x >= blockDim.x - 32 ? 1 : 0, 0); }
+template <typename T> METAL_FUNC panel_map<T> panel_matrix(uint* made, uint* map, const T* p, int items, int rows, int columns) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  if (panel_role() == 1) {
+    made[tile_lane()] = 0u;
+    __syncwarp();
+    if (tile_lane() == 0) {
+      ulong m = panel_at(made), stride = ulong(columns) * sizeof(T);
+#define PANEL_SET(what, value) asm volatile("tensormap.replace.tile." what ", " value ";" ::"l"(m) : "memory")
+#define PANEL_PUT(what, kind, value) asm volatile("tensormap.replace.tile." what ", %1;" ::"l"(m), kind(value) : "memory")
+      PANEL_PUT("global_address.shared::cta.b1024.b64 [%0]", "l", ulong(p));
+      PANEL_SET("rank.shared::cta.b1024.b32 [%0]", "0x2"); // less one
+      PANEL_PUT("box_dim.shared::cta.b1024.b32 [%0], 0x0", "r", 64);
+      PANEL_PUT("box_dim.shared::cta.b1024.b32 [%0], 0x1", "r", 64);
+      PANEL_PUT("box_dim.shared::cta.b1024.b32 [%0], 0x2", "r", 1);
+      PANEL_PUT("global_dim.shared::cta.b1024.b32 [%0], 0x0", "r", columns);
+      PANEL_PUT("global_dim.shared::cta.b1024.b32 [%0], 0x1", "r", rows);
+      PANEL_PUT("global_dim.shared::cta.b1024.b32 [%0], 0x2", "r", items);
+      PANEL_PUT("global_stride.shared::cta.b1024.b64 [%0], 0x0", "l", stride);
+      PANEL_PUT("global_stride.shared::cta.b1024.b64 [%0], 0x1", "l", stride * ulong(rows));
+      PANEL_PUT("element_stride.shared::cta.b1024.b32 [%0], 0x0", "r", 1);
+      PANEL_PUT("element_stride.shared::cta.b1024.b32 [%0], 0x1", "r", 1);
+      PANEL_PUT("element_stride.shared::cta.b1024.b32 [%0], 0x2", "r", 1);
+      if (panel_is_half(T())) PANEL_SET("elemtype.shared::cta.b1024.b32 [%0]", "0x6");
+      else PANEL_SET("elemtype.shared::cta.b1024.b32 [%0]", "0xa");
+      PANEL_SET("interleave_layout.shared::cta.b1024.b32 [%0]", "0x0");
+      PANEL_SET("swizzle_mode.shared::cta.b1024.b32 [%0]", "0x3"); // 128 bytes: group_at
+      PANEL_SET("fill_mode.shared::cta.b1024.b32 [%0]", "0x0");
+    }
+    __syncwarp();
+    asm volatile("tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%0], [%1], 0x80;"
+                 ::"l"(map), "l"(panel_at(made)) : "memory");
+    asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 0x80;" ::"l"(map) : "memory");
+  }
+#endif
+  return {map};
+}
+template <int CLUSTER> METAL_FUNC void panel_close() {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (CLUSTER > 1) asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+  else __syncthreads();
+#endif
+}
+template <int CLUSTER, int STAGES> METAL_FUNC void panel_open(ulong* bars, int fours) {
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < STAGES; s++) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(tile_addr(bars + s)) : "memory");
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(tile_addr(bars + STAGES + s)), "r"(fours * 4 * CLUSTER) : "memory");
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  panel_close<CLUSTER>();
+#endif
+}
+METAL_FUNC void panel_expect(ulong* bar, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  if (tile_lane() == 0)
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(tile_addr(bar)), "r"(bytes) : "memory");
+#endif
+}
+template <int LEN, int ROWS, int CLUSTER, typename T>
+METAL_FUNC void panel_copy(T* to, panel_map<T> matrix, int item, int row, int column, ulong* bar, bool all, bool asks, int, int) {
+  static_assert(LEN == 64 && ROWS == 64, "a box of the matrix");
+#if __CUDA_ARCH__ >= 900
+  if (tile_lane() != 0 || !asks) return;
+  if (CLUSTER > 1 && all)
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;"
+                 ::"r"(tile_addr(to)), "l"(matrix.at), "r"(column), "r"(row), "r"(item), "r"(tile_addr(bar)), "h"((unsigned short)((1 << CLUSTER) - 1))
+                 : "memory");
+  else
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
+                 ::"r"(tile_addr(to)), "l"(matrix.at), "r"(column), "r"(row), "r"(item), "r"(tile_addr(bar)) : "memory");
+#endif
+}
+METAL_FUNC void panel_wait(ulong* bar, uint phase) {
+#if __CUDA_ARCH__ >= 900
+  for (uint landed = 0u; landed == 0u;)
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(landed) : "r"(tile_addr(bar)), "r"(phase) : "memory");
+#endif
+}
+METAL_FUNC void panel_room(ulong* bar, uint phase) {
+  if (tile_lane() == 0) panel_wait(bar, phase);
+}
+template <int CLUSTER> METAL_FUNC void panel_free(ulong* bar) {
+#if __CUDA_ARCH__ >= 900
+  __syncwarp();
+  if constexpr (CLUSTER > 1) {
+    if (tile_lane() < CLUSTER)
+      asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n}"
+                   ::"r"(tile_addr(bar)), "r"(tile_lane()) : "memory");
+  } else if (tile_lane() == 0) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(tile_addr(bar)) : "memory");
+  }
+#endif
+}
+template <int THREADS> METAL_FUNC void panel_gather() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }

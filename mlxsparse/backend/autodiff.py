@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ import mlx.core as mx
 from ..errors import TransformError
 from .device import executor
 from .pace import called, first, next_cotangent, noted, staging
+from .replay import AFTER
 
 Gradient = Callable[..., mx.array]
 Gradients = Callable[..., Sequence[mx.array]]
@@ -263,3 +265,37 @@ def _launched(forward: Callable[..., mx.array], inputs: Sequence[mx.array]) -> m
 def launched(forward: Callable[..., mx.array], *inputs: mx.array) -> mx.array | None:
     """``forward(*inputs)``, launches alone, where nobody can ask for its gradients; else None."""
     return None if traced(*inputs) else _launched(forward, inputs)
+
+
+def again(
+    forward: Callable[..., mx.array], replayed: bool, weight: int = 1
+) -> Callable[..., mx.array | None]:
+    """``launched(forward, ...)`` as a function of the inputs that is called often.
+
+    replayed: by MLX, which traces native kernels alone, and from some call on, as a trace costs as much as a
+    few; None before. As in `traced` it runs a body for traced arrays: one compiled function does both.
+    weight: what a call counts (backend/pace.py).
+    """
+    if not replayed:
+        return lambda *inputs: launched(forward, *inputs)
+    calls = itertools.count()
+
+    @mx.compile
+    def replay(*inputs: mx.array) -> mx.array:
+        _seen.body = True
+        return forward(*inputs)
+
+    def call(*inputs: mx.array) -> mx.array | None:
+        if next(calls) < AFTER:
+            return None
+        _seen.body = False
+        result: mx.array = replay(*inputs)
+        if _seen.body:
+            return None
+        if _seen.plain:
+            noted(result)
+        else:
+            called(result, weight)
+        return result
+
+    return call

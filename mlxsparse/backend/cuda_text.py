@@ -63,17 +63,22 @@ def whole(
 
 
 class Bounds(NamedTuple):
-    """What limits a CUDA kernel's registers: threads of a threadgroup, and threadgroups that a core holds."""
+    """What limits a CUDA kernel's registers: threads of a threadgroup, and threadgroups that a core holds.
+
+    cluster: threadgroups that run together.
+    """
 
     threads: int
     fit: int = 1
+    cluster: int = 1
 
 
 def limits(bounds: Bounds | None) -> str:
     """Attributes of a kernel within `bounds`."""
     if bounds is None:
         return ""
-    return f"__launch_bounds__({bounds.threads}, {bounds.fit}) "
+    together = f"CLUSTERED({bounds.cluster}) " if bounds.cluster > 1 else ""
+    return f"{together}__launch_bounds__({bounds.threads}, {bounds.fit}) "
 
 
 def launch_bounds(bounds: Bounds | None) -> str:

@@ -102,12 +102,15 @@ class GroupTile(NamedTuple):
 
 
 class SampleTile(NamedTuple):
-    """2 * EACH places of sdd in SLOTS pieces (kernels/block_samples.metal), two fours of simdgroups."""
+    """2 * EACH places of sdd in SLOTS pieces (kernels/block_samples.metal), two fours of simdgroups.
+
+    CLUSTER threadgroups read once what they share.
+    """
 
     EACH: int
     SLOTS: int
     STAGES: int
-    KEEP: int = 0
+    CLUSTER: int = 1
     BK: int = 64
 
     @property
@@ -128,7 +131,7 @@ class SampleTile(NamedTuple):
 
     def group_bytes(self, mode: int, ta: bool, tb: bool, itemsize: int) -> int:
         """Threadgroup memory; as the kernel counts it."""
-        return (self.STAGES * self.SLOTS * 64 * self.BK + 512) * itemsize
+        return (self.STAGES * self.SLOTS * 64 * self.BK + 768) * itemsize
 
 
 class TileLists(NamedTuple):
@@ -200,14 +203,10 @@ SEARCHED = 1 << 14  # places up to which those that share most rows and columns 
 
 
 def sample_tile(places: int) -> SampleTile:
-    """A tile of sdd for so many places of 64 x 64.
-
-    Eight places take 0.10 ms a round of the card at 4096 reduced elements, four 0.05 and more copies: eight
-    where one round of them is nearly all there is.
-    """
+    """A tile of sdd for so many places of 64 x 64: eight of them where one round of the card nearly does."""
     if places > SEARCHED:
         return SampleTile(4, 9, 3)
-    return SampleTile(4, 8, 3) if 6 * CORES <= places <= 8 * CORES else SampleTile(2, 4, 6)
+    return SampleTile(4, 8, 3, 2) if 6 * CORES <= places <= 8 * CORES else SampleTile(2, 4, 6)
 
 
 def shape_of(mode: int) -> Tile | None:
@@ -258,11 +257,12 @@ def block_tiles(
         shape = (batch, sizes.nnz, sizes.size, sizes.other_size)
     if 0 in shape or lists.groups == 0:
         return lambda *_: filled(shape, 0, dtype)
-    fixed = tile._asdict()
+    fixed, shapes = tile._asdict(), [shape]
     more: list[int] = []
     arrays: list[mx.array] = [*lists[:4]]
     if isinstance(tile, SampleTile):
         grid = (lists.groups, 1, batch)
+        shapes.append((lists.groups * batch * 64,))
     else:
         across = 1 if mode == SDD else blocks(width, tile.across(mode))
         grid = (lists.groups, across, batch)
@@ -273,16 +273,20 @@ def block_tiles(
         order = turns(lists.lengths, across * batch, grid[0])
         more = [grid[0], order.size, each, each * batch]
         arrays.append(mx.array(order.reshape(-1)))
+    threads, fit = tile.threads, 0
     if isinstance(tile, BlockTile):
         fixed |= {"EXACT": fp32_mode(dtype), "SLOTS": tile.pieces(mode)}
+    elif isinstance(tile, SampleTile) and on_cuda():
+        threads, fit = threads + 32, 1  # those that ask for copies
     run = ready(
         tile.kernel,
         [lists.groups, *sizes, width, heads, lists.other.size, *more],
-        [shape],
+        shapes,
         grid,
-        tile.threads,
+        threads,
         dtype=dtype,
         group_bytes=tile.group_bytes(mode, trans_a, trans_b, dtype.size),
+        fit=fit,
         TA=int(trans_a),
         TB=int(trans_b),
         **fixed,

@@ -51,8 +51,9 @@ KERNELS: dict[str, Kernel] = {
     ),
     "block_marks": Kernel({"k": _T, "v": _T, "keys": _F}, {"marks": _F}, ("block_scores.h",), ("T",)),
     "block_samples": Kernel(
-        {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I, "other": _I}, {"y": _T}, (*_BLOCK, "group.h"),
-        ("T", "TA", "TB", "EACH", "SLOTS", "BK", "STAGES", "KEEP"), FLOATS[1:],
+        {"a": _T, "b": _T, "line": _I, "ptr": _I, "block": _I, "other": _I},
+        {"y": _T, "maps": _U}, (*_BLOCK, "group.h"),
+        ("T", "TA", "TB", "EACH", "SLOTS", "BK", "STAGES", "CLUSTER"), FLOATS[1:],
     ),
     "block_softmax": Kernel(
         {"x": _T, "scale": _F, "bias": _F, "keys": _F, "pairs": _F, "q_ids": _I, "k_ids": _I,

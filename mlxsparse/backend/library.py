@@ -35,6 +35,7 @@ from .kernel_text import text as text
 from .replay import kept
 
 MAX_THREADS = 256  # of a threadgroup: Apple GPUs allow fewer than 1024 when a kernel needs many registers
+CUDA_THREADS = MAX_THREADS + 32  # and a simdgroup that copies
 ZEROS = [0] * SMALL  # sizes that a launch leaves out
 MAX_GRID_X = 2**31 - 1  # threads; MLX takes the grid as 32-bit integers
 MAX_GRID_YZ = 65535  # threadgroups along y or z, CUDA's limit
@@ -97,6 +98,11 @@ def _native() -> Factory:
 def on_cuda() -> bool:
     """Whether kernels run through CUDA."""
     return factory() is _cuda
+
+
+def native() -> bool:
+    """Whether kernels run on a GPU, by MLX: elsewhere it cannot replay launches."""
+    return factory() in (_metal, _cuda)
 
 
 @contextlib.contextmanager
@@ -255,7 +261,7 @@ def _plan(
     inputs, outputs = _dtypes(name, dtype)
     if 0 in groups:
         return Plan(None, inputs, outputs, init, empty=True)
-    if not 0 < threads <= MAX_THREADS:
+    if not 0 < threads <= (CUDA_THREADS if make is _cuda else MAX_THREADS):
         raise MLXSparseError(
             f"{name}: threadgroups of {threads} threads; at most {MAX_THREADS} run everywhere"
         )
@@ -312,7 +318,8 @@ def _kernel(
     """The kernel without sizes, and whether it takes `known` of them by value."""
     values = {"T": dtype, **dict(template)}
     trace(f"kernel {name} {_described(values)}", once=True)
-    bounds = Bounds(threads, fit) if fit else None
+    cluster = dict(template).get("CLUSTER", 1)
+    bounds = Bounds(threads, max(1, fit), cluster) if fit or cluster > 1 else None
     dynamic = group_bytes if group_bytes > STATIC_BYTES else 0
     call = _compiled(name, tuple(values.items()), dynamic, bounds, known) if make is _cuda else None
     if call is not None:

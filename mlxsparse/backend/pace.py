@@ -17,12 +17,13 @@ import mlx.core as mx
 from .arguments import begin
 
 CALLS = 16  # after which the GPU gets what was called
+PRODUCTS = 1 << 31  # multiplications that take a GPU about as long as CALLS small calls
 AHEAD = 1 << 26  # bytes of results, likewise; two such stages at most are not computed yet
 
 
 class _Pace(threading.local):
     calls = 0  # since the GPU got something
-    nbytes = 0  # of their results
+    nbytes = 0  # of results, since one was waited for
     before: mx.array | None = None  # tells when the GPU has run what it got last
     stages: list[mx.array] | None = None  # of the trace that is being made
     staged = 0  # bytes since the last of them
@@ -32,17 +33,23 @@ class _Pace(threading.local):
 _pace = _Pace()
 
 
-def called(result: mx.array) -> None:
-    """Count a call outside of all transformations."""
-    _pace.calls += 1
+def called(result: mx.array, weight: int = 1) -> None:
+    """Count a call outside of all transformations, as `weight` of them."""
+    _pace.calls += weight
     _pace.nbytes += result.nbytes
     if _pace.nbytes >= AHEAD:
         run([_mark(result)])
+        _pace.nbytes = 0
     elif _pace.calls >= CALLS:
         begin(result)
     else:
         return
-    _pace.calls = _pace.nbytes = 0
+    _pace.calls = 0
+
+
+def weight_of(products: int) -> int:
+    """What a call of so many multiplications counts."""
+    return 1 + min(CALLS, CALLS * products // PRODUCTS)
 
 
 def _mark(result: mx.array) -> mx.array:

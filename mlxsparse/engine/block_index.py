@@ -89,6 +89,7 @@ class BlockIndex:
         self.heads, self.rows, self.cols = heads, rows, cols
         self.groups: dict[tuple[int, ...], Any] = {}  # sdd_groups, tile_lists, with_heads
         self.plans: dict[tuple[Any, ...], Any] = {}  # what a call derives from all but its arrays' values
+        self.calls: dict[tuple[Any, ...], Any] = {}  # block_matmul.known
 
     @property
     def nnz(self) -> int:

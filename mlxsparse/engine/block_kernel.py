@@ -74,6 +74,12 @@ def plan_of(mode: int, a: mx.array, b: mx.array, index: BlockIndex, ta: bool, tb
     return index.plans.get((factory(), mode, ta, tb, a.dtype, a.shape, b.shape))
 
 
+def width_of(mode: int, a: mx.array, b: mx.array, ta: bool, tb: bool) -> int:
+    """Elements of the dense operand's own axis, of sdd of the reduced one."""
+    dense, turned = (b, tb) if mode == DSD else (a, ta != (mode == DDS))
+    return dense.shape[2 if turned else 3]
+
+
 def _tiled(
     mode: int, a: mx.array, b: mx.array, index: BlockIndex, by_row: bool, ta: bool, tb: bool
 ) -> mx.array | None:
@@ -81,8 +87,7 @@ def _tiled(
     key = (factory(), mode, ta, tb, a.dtype, a.shape, b.shape)
     run = index.plans.get(key, index)
     if run is index:
-        dense, turned = (b, tb) if mode == DSD else (a, ta != (mode == DDS))
-        side, width = index.by_row if by_row else index.by_col, dense.shape[2 if turned else 3]
+        side, width = index.by_row if by_row else index.by_col, width_of(mode, a, b, ta, tb)
         sizes = Sizes(index.nnz, side.size, side.other_size, side.extent, side.other_extent)
         tile = kernel_block_tiles.block_tile(mode, sizes, width, a.shape[0] * index.grid[0], a.dtype)
         run = None

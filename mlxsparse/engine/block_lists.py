@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..backend.kernel_block_tiles import SEARCHED, Tile, TileLists
+from ..backend.kernel_block_tiles import SEARCHED, SampleTile, Tile, TileLists
 from ..backend.kernel_blocks import SDD
 from .block_index import BlockIndex, Side
 from .block_samples import sampled
@@ -17,7 +17,8 @@ def tile_lists(index: BlockIndex, side: Side, mode: int, tile: Tile) -> TileList
     """Lists of a product's tiles over the lines of `side`; kept."""
     made: tuple[np.ndarray, ...]
     places, slots = tile.reads(mode)
-    key = (mode, side.by_row, tile.SIDE, places, slots)
+    cluster = tile.CLUSTER if isinstance(tile, SampleTile) else 1
+    key = (mode, side.by_row, tile.SIDE, places, slots, cluster)
     held: TileLists | None = index.groups.get(key)
     if held is None:
         if not places:
@@ -29,6 +30,9 @@ def tile_lists(index: BlockIndex, side: Side, mode: int, tile: Tile) -> TileList
         if mode == SDD:  # tiles that read most start first
             order = np.argsort(-(made[0] >= 0).sum(axis=1), kind="stable")
             made = tuple(a[order] for a in made)
+        if isinstance(tile, SampleTile):
+            row, column = (extent // tile.SIDE for extent in index.shape)
+            made = clustered(made, row, column, cluster)
         line, ptr, block, other = (integers(a.reshape(-1)) for a in made)
         held = index.groups[key] = TileLists(line, ptr, block, other, len(made[0]), np.diff(made[1]))
     return held
@@ -89,11 +93,11 @@ def _together(
     return found
 
 
-def _alike(sets: np.ndarray) -> np.ndarray:
-    """The rows of 0 and 1 in pairs of those that share most; an even number of them, 64 at a time."""
+def _alike(sets: np.ndarray, span: int = 64) -> np.ndarray:
+    """The rows of 0 and 1 in pairs of those that share most; an even number of them, `span` at a time."""
     found = []
-    for first in range(0, len(sets), 64):
-        some = sets[first : first + 64]
+    for first in range(0, len(sets), span):
+        some = sets[first : first + span]
         shared = np.where(np.arange(len(some))[:, None] < np.arange(len(some)), some @ some.T, -1)
         for _ in range(len(some) // 2):
             pair = np.divmod(int(shared.argmax()), len(some))
@@ -168,6 +172,46 @@ def scattered(index: BlockIndex, p: int, piece: int) -> tuple[np.ndarray, ...]:
     blocks[group, place] = cell
     other[group, place] = left_slot + 256 * right[at]
     return lines, rows, blocks, other
+
+
+def clustered(
+    tiles: tuple[np.ndarray, ...], units: int, columns: int, cluster: int
+) -> tuple[np.ndarray, ...]:
+    """Lists of block_samples.metal for `cluster` (1 or 2) threadgroups together, from those of `sampled`.
+
+    units, columns: pieces of op(A) and op(B) of a head. Tiles that share pieces come together; slots of what
+    they share are the first. ptr: a bit for each of those.
+    """
+    line, rows, block, other = tiles
+    head = line[:, :1] // max(1, units)
+    pieces = np.where(np.arange(line.shape[1]) < rows[:, None], 2 * line, 2 * (head * columns + line) + 1)
+    pieces = np.where(line < 0, -1, pieces)
+    if cluster == 1:
+        return pieces, np.zeros(len(line), np.int64), block, other
+    pad = len(line) % 2
+    pieces, block = (np.pad(a, ((0, pad), (0, 0)), constant_values=-1) for a in (pieces, block))
+    other = np.pad(other, ((0, pad), (0, 0)))
+    names, at = np.unique(pieces, return_inverse=True)
+    if len(pieces) * len(names) <= ALIKE:
+        sets = np.zeros((len(pieces), len(names)), np.float32)
+        np.put_along_axis(sets, at.reshape(pieces.shape), 1, axis=1)
+        sets[:, names < 0] = 0
+        order = _alike(sets, 512)
+        pieces, block, other = pieces[order], block[order], other[order]
+    if pad:  # what it reads is its neighbour's, as the two go step by step
+        lone = int(np.flatnonzero((pieces < 0).all(axis=1))[0])
+        pieces[lone] = pieces[lone ^ 1]
+    first, second = pieces[0::2, :, None], pieces[1::2, None, :]
+    same = (first == second) & (first >= 0)
+    shared = np.stack([same.any(axis=2), same.any(axis=1)], axis=1).reshape(pieces.shape)
+    # Shared pieces first, in the same order; then others; then none.
+    kind = np.where(shared, 0, np.where(pieces >= 0, 1, 2))
+    order = np.lexsort((pieces, kind), axis=1)
+    seat = np.argsort(order, axis=1)
+    left, right = (np.take_along_axis(seat, slot, axis=1) for slot in (other % 256, other // 256))
+    other = np.where(block < 0, 0, left + 256 * right)
+    masks = (1 << same.any(axis=2).sum(axis=1)) - 1
+    return np.take_along_axis(pieces, order, axis=1), masks, block, other
 
 
 def _before(group: np.ndarray, counted: np.ndarray) -> np.ndarray:

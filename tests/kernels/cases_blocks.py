@@ -235,7 +235,7 @@ def wrong_lists(dtype: mx.Dtype, plain: bool, side: int = 16) -> None:
         if side == 64 and mode == "dsd":
             tile = kernel_block_tiles.GroupTile(*((2, 4, 3) if LARGE else (2, 1, 2, 0, 16)))
         elif side == 64:
-            tile = kernel_block_tiles.SampleTile(*((2, 5, 4) if LARGE else (1, 3, 3, 0, 16)))
+            tile = kernel_block_tiles.SampleTile(*((2, 5, 4) if LARGE else (1, 3, 3, 1, 16)))
         m, n, mask = 2 * block[0], 3 * block[1], np.ones((heads, 2, 3), bool)
         index = index_of(mask, block, (m, n))
         (a, a64), (b, b64) = (
@@ -261,11 +261,14 @@ def wrong_lists(dtype: mx.Dtype, plain: bool, side: int = 16) -> None:
             wrong = [("line", 0, 4, last), ("line", 1, 4, most), ("line", 1, 2, most)]
             wrong += [("block", 1, index.nnz, most), ("other", 5, 3, first)]
         else:  # blocks of other tiles than the last, or the first
-            tail, na, slots = block, int(lists.ptr[-1]), lists.line.size // lists.groups
+            tail, slots = block, lists.line.size // lists.groups
+            last = np.array(lists.line)[-slots:]
+            na = int(lists.ptr[-1]) if side < 64 else int((last % 2 == 0).sum())  # pieces of op(A)
+            past = (2, 3) if side < 64 else (4, 7)  # just after the last of op(A), of op(B)
             held = np.array(lists.block).reshape(lists.groups, -1)
             piece, place = slots * (lists.groups - 1), held[:-1].size
             cells, other = (a[a >= 0] for a in (held[:-1], held[1:]))
-            wrong = [("line", piece + i, v, cells) for i, v in ((0, 2), (na - 1, 2), (na, 3))]
+            wrong = [("line", piece + i, past[i == na], cells) for i in (0, na - 1, na)]
             wrong += [("block", place + 1, index.nnz, cells), ("other", 0, 256 * 4, other)]
             pairs = (0, slots), (0, na - 1), (na, na)  # pieces of op(A) and op(B)
             wrong += [("other", place + 1, i + 256 * j, cells) for i, j in pairs]
@@ -357,20 +360,20 @@ for _name, _dtype in (("f16", mx.float16), ("bf16", mx.bfloat16)):
         for _tb in (False, True):
             CASES[f"sdd_samples{'_ta' * _ta}{'_tb' * _tb}-{_name}"] = partial(
                 tiled, _dtype, "sdd", _ta, _tb, heads=2,
-                group=(4, 8, 3, int(_ta)) if LARGE else (1, 3, 3, int(_ta), 16),
+                group=(4, 8, 3, 1 + int(_ta)) if LARGE else (1, 3, 3, 1 + int(_ta), 16),
             )
     CASES[f"sdd_samples_plain-{_name}"] = partial(
         tiled, _dtype, "sdd", False, False, plain=True, heads=1,
-        group=(2, 4, 6) if LARGE else (1, 3, 3, 0, 16),
+        group=(2, 4, 6) if LARGE else (1, 3, 3, 1, 16),
     )
     CASES[f"sdd_samples_wide-{_name}"] = partial(
         tiled, _dtype, "sdd", False, False, parts=(2, 2), heads=sized(1, 3),
-        group=(2, 4, 6) if LARGE else (1, 3, 3, 0, 16),
+        group=(2, 4, 6) if LARGE else (1, 3, 3, 1, 16),
     )
 CASES["sdd_samples_deep-f16"] = partial(  # whole passes of copies
-    tiled, mx.float16, "sdd", False, False, heads=1, group=(2, 5, 4) if LARGE else (1, 3, 2, 0, 32)
+    tiled, mx.float16, "sdd", False, False, heads=1, group=(2, 5, 4, 2) if LARGE else (1, 3, 2, 2, 32)
 )
 CASES["sdd_samples_slots-f16"] = partial(  # more pieces than a tile of two rows has
-    tiled, mx.float16, "sdd", False, False, heads=1, group=(2, 5, 4) if LARGE else (1, 4, 3, 0, 16)
+    tiled, mx.float16, "sdd", False, False, heads=1, group=(2, 5, 4) if LARGE else (1, 4, 3, 1, 16)
 )
 CASES["sdd_tiles_slots-f16"] = partial(tiled, mx.float16, "sdd", False, False, (2, 2), (1, 2), slots=4)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mlxsparse.backend.kernel_block_tiles import turns
 from mlxsparse.engine import block_samples
-from mlxsparse.engine.block_lists import merged, scattered
+from mlxsparse.engine.block_lists import clustered, merged, scattered
 from mlxsparse.engine.block_samples import sampled
 
 from .cases_blocks import index_of
@@ -89,6 +89,39 @@ def test_places_of_sdd(
                 row, col = int(h) * units + int(r) * parts[0] + i, int(c) * parts[1] + j
                 wanted.append(((b * parts[0] + i) * parts[1] + j, row, col))
     assert sorted(found) == sorted(wanted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 3), st.integers(1, 7), st.integers(1, 12), st.sampled_from([0.2, 0.6, 1.0]),
+    st.sampled_from([(2, 3), (4, 5), (8, 8)]), st.sampled_from([1, 2]), st.integers(0, 99),
+)  # fmt: skip
+def test_tiles_of_a_cluster(
+    heads: int, rows: int, cols: int, density: float, shape: tuple[int, int], cluster: int, seed: int
+) -> None:
+    mask = np.random.default_rng(seed).random((heads, rows, cols)) < density
+    mask[0, 0, 0] = True
+    index = index_of(mask, (8, 8), (rows * 8, cols * 8))
+    line, shared, cell, place = clustered(sampled(index, *shape, 8), rows, cols, cluster)
+    assert len(line) % cluster == 0 and len(shared) * cluster == len(line)
+    found = []
+    for group in range(len(line)):
+        alike = [s for s in range(shape[1]) if shared[group // cluster] >> s & 1]
+        first = group - group % cluster
+        assert all(line[group, s] == line[first, s] >= 0 for s in alike)
+        own = set(line[group][line[group] >= 0])
+        other = set(line[first + 1 - group % cluster]) if cluster > 1 else set()
+        assert {line[group, s] for s in alike} == own & other, "what both read is shared"
+        for c, at in zip(cell[group], place[group]):
+            if c >= 0:
+                left, right = (int(line[group, slot]) for slot in (at % 256, at // 256))
+                assert left >= 0 and right >= 0 and left % 2 == 0 and right % 2 == 1
+                head, row = divmod(left // 2, rows)
+                assert head == right // 2 // cols
+                found.append((int(c), head, row, right // 2 % cols))
+    assert sorted(found) == sorted(
+        (i, int(h), int(r), int(c)) for i, (h, r, c) in enumerate(zip(index.heads, index.rows, index.cols))
+    )
 
 
 @pytest.mark.parametrize("density, most", [(0.5, 0.81), (0.25, 0.86), (0.1, 1.0)])

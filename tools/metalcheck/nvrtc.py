@@ -95,6 +95,8 @@ def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
 
 def source(name: str, values: dict[str, Any]) -> tuple[str, str]:
     bounds = Bounds(32 * values["WM"] * values["WN"], values["FIT"]) if values.get("FIT") else None
+    if values.get("CLUSTER", 1) > 1:
+        bounds = Bounds(256, 1, values["CLUSTER"])
     return f"{name}[{values}]", library.cuda_source(name, values, name in LARGE, bounds, SIZES)
 
 
