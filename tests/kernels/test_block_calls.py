@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxsparse.backend import device, kernel_block_tiles, library
+from mlxsparse.backend import autodiff, device, kernel_block_tiles, library, replay
 from mlxsparse.backend.kernel_block_tiles import BlockTile
 from mlxsparse.blocksparse import BlockLayout, dds, dsd, sdd
 from mlxsparse.engine import block_matmul
@@ -80,3 +80,31 @@ def test_a_known_call_still_checks() -> None:
         dsd(a, mx.concatenate([b, b], axis=1), layout)
     with pytest.raises(DTypeError):
         dsd(a, np.array(b), layout)
+
+
+def test_what_was_launched_before_is_replayed_unless_it_is_traced() -> None:
+    bodies: list[mx.array] = []
+
+    def body(a: mx.array, b: mx.array) -> mx.array:
+        bodies.append(a)
+        return a * b
+
+    call, x = autodiff.again(body, True), mx.arange(4.0)
+    assert [call(x, x) for _ in range(replay.AFTER + 1)] == [None] * (replay.AFTER + 1)  # and the trace
+    before = len(bodies)
+    for i in range(5):
+        result = call(x + i, x)
+        assert result is not None and mx.array_equal(result, (x + i) * x).item()
+    assert len(bodies) == before
+    seen: list[object] = []
+
+    def traced(a: mx.array, b: mx.array) -> mx.array:
+        seen.append(call(a, b))
+        return (a * b).sum()
+
+    mx.grad(traced)(x, x)
+    mx.grad(traced, 1)(x, x)
+    mx.vmap(traced)(x, x)
+    mx.compile(traced)(x, x)
+    mx.jvp(traced, [x, x], [x, x])
+    assert seen == [None] * 5

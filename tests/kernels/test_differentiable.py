@@ -334,36 +334,6 @@ def test_launches_are_kept(monkeypatch: Any) -> None:
     assert len(launched) == kept + 2
 
 
-def test_what_was_launched_before_is_replayed_unless_it_is_traced() -> None:
-    from mlxsparse.backend import autodiff, replay
-
-    bodies: list[mx.array] = []
-
-    def body(a: mx.array, b: mx.array) -> mx.array:
-        bodies.append(a)
-        return a * b
-
-    call, x = autodiff.again(body, True), mx.arange(4.0)
-    assert [call(x, x) for _ in range(replay.AFTER + 1)] == [None] * (replay.AFTER + 1)  # and the trace
-    before = len(bodies)
-    for i in range(5):
-        result = call(x + i, x)
-        assert result is not None and mx.array_equal(result, (x + i) * x).item()
-    assert len(bodies) == before
-    seen: list[object] = []
-
-    def traced(a: mx.array, b: mx.array) -> mx.array:
-        seen.append(call(a, b))
-        return (a * b).sum()
-
-    mx.grad(traced)(x, x)
-    mx.grad(traced, 1)(x, x)
-    mx.vmap(traced)(x, x)
-    mx.compile(traced)(x, x)
-    mx.jvp(traced, [x, x], [x, x])
-    assert seen == [None] * 5
-
-
 @pytest.mark.parametrize("where", ["grad", "compile"])
 def test_launches_are_kept_from_inside_of_transformations(where: str, monkeypatch: Any) -> None:
     from mlxsparse.backend import replay
