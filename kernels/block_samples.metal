@@ -121,17 +121,16 @@ panel_close<CLUSTER>(); // none ends while another copies to it
 for (int e = wide || tid >= NT ? P * 64 * 64 : tid; e < P * 64 * 64; e += NT) {
   int p = group * P + e / (64 * 64), m = e / 64 % 64, n = e % 64, sa = other[p] % 256, sb = other[p] / 256;
   float sum = 0.0f;
-  if (block[p] >= 0 && sa >= 0 && sa < SLOTS && sb >= 0 && sb < SLOTS && (live >> uint(sa) & live >> uint(sb) & 1u) != 0u) {
+  bool there = block[p] >= 0 && sa >= 0 && sa < SLOTS && sb >= 0 && sb < SLOTS;
+  if (there && (live >> uint(sa) & live >> uint(sb) & ~second >> uint(sa) & second >> uint(sb) & 1u) != 0u) {
     int la = line[((shared >> uint(sa) & 1u) != 0u ? group - rank : group) * SLOTS + sa] / 2;
     int lb = line[((shared >> uint(sb) & 1u) != 0u ? group - rank : group) * SLOTS + sb] / 2;
-    if (la < heads * units && lb < heads * ounits) {
-      size_t am = size_t(la % units * 64 + m), bn = size_t(lb % ounits * 64 + n);
-      const device T* ap = a + size_t(z * heads + la / units) * size_t(depth) * size_t(extent);
-      const device T* bp = b + size_t(z * heads + lb / ounits) * size_t(depth) * size_t(oextent);
-      for (int k = 0; k < depth; k++)
-        sum += float(ap[TA != 0 ? size_t(k) * size_t(extent) + am : am * size_t(depth) + size_t(k)]) *
-               float(bp[TB != 0 ? bn * size_t(depth) + size_t(k) : size_t(k) * size_t(oextent) + bn]);
-    }
+    size_t am = size_t(la % units * 64 + m), bn = size_t(lb % ounits * 64 + n);
+    const device T* ap = a + size_t(z * heads + la / units) * size_t(depth) * size_t(extent);
+    const device T* bp = b + size_t(z * heads + lb / ounits) * size_t(depth) * size_t(oextent);
+    for (int k = 0; k < depth; k++)
+      sum += float(ap[TA != 0 ? size_t(k) * size_t(extent) + am : am * size_t(depth) + size_t(k)]) *
+             float(bp[TB != 0 ? bn * size_t(depth) + size_t(k) : size_t(k) * size_t(oextent) + bn]);
   }
   tiles[(e / 64) * LDY + n] = T(sum);
 }

@@ -268,10 +268,12 @@ def wrong_lists(dtype: mx.Dtype, plain: bool, side: int = 16) -> None:
             held = np.array(lists.block).reshape(lists.groups, -1)
             piece, place = slots * (lists.groups - 1), held[:-1].size
             cells, other = (a[a >= 0] for a in (held[:-1], held[1:]))
-            wrong = [("line", piece + i, past[i == na], cells) for i in (0, na - 1, na)]
+            wrong: list[Any] = [("line", piece + i, past[i == na], cells) for i in (0, na - 1, na)]
             wrong += [("block", place + 1, index.nnz, cells), ("other", 0, 256 * 4, other)]
             pairs = (0, slots), (0, na - 1), (na, na)  # pieces of op(A) and op(B)
             wrong += [("other", place + 1, i + 256 * j, cells) for i, j in pairs]
+            if side == 64:  # a tile of no pieces
+                wrong += [("line", slice(piece, None), -1, cells)]
         for name, at, value, kept in wrong:
             entries = np.array(getattr(lists, name))
             entries.reshape(-1)[at] = value

@@ -24,6 +24,8 @@ _WRONG = "a wrong list: what it gives means nothing, and stays inside"
 _AFTER = "the test after is stronger"
 _UNREAD = "copies that nobody reads"
 _POISON = "what nobody wrote is -1 on the executor, as it is to be; only on a GPU another number"
+_ROLE = "a role that does nothing"
+_QUEUED = "CUDA's; elsewhere the barriers of the steps between are enough, or nothing is done"
 _COLUMNS = "columns past the last one are not written"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
@@ -97,9 +99,25 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     },
     "block_samples.metal": {
         "STAGES > 2": _ASSERTED,
-        "STAGES < 8": _ASSERTED,
         "SLOTS <= 32": _ASSERTED,
         "* STAGE > P": _ASSERTED,
+        "sb <= SLOTS": _AFTER,
+        "STAGES < 8": _ASSERTED,
+        "CLUSTER >= 1 ?": "the only one of its cluster is the first",
+        "at / 2 <= heads": _WRONG,
+        "& 1u) == 1u) any++": "a product that nobody stores",
+        "mine <= 2 ? block": "simdgroups that only copy are CUDA's",
+        "from[c] <= SLOTS": _AFTER,
+        "with[c] > 0": _AFTER,
+        "with[c] <= SLOTS": _AFTER,
+        "role <= PANEL_ROLES": _ROLE,
+        "it > STAGES": _QUEUED,
+        "s <= SLOTS; s++) { if ((live": _AFTER,
+        "it >= 0) panel_free": _QUEUED,
+        "it <= steps": _ZEROS,
+        "tid > NT ? P": "simdgroups that only copy are CUDA's",
+        "sa <= SLOTS": _AFTER,
+        "sb > 0": _AFTER,
     },
     "block_tiles.metal": {
         "TA == 0);": "rows of another length",
