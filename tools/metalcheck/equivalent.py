@@ -171,7 +171,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "more && n >= 0": "no column is left to read",
         "scale[e] = e <= n": _COLUMNS,
     },
-    "group.h": {"panel_room(threadgroup ulong*, uint) { /* no barrier */": _QUEUED},
+    "group.h": {
+        "panel_room(threadgroup ulong*, uint) { /* no barrier */": _QUEUED,
+        "item <= matrix.items": _STRONGER,
+    },
     "max_pool.metal": {"start <= taps": _NO_ROW},
     "norm_apply.metal": {
         "r <= last": _NO_ROW,
