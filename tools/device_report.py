@@ -13,6 +13,7 @@ import pathlib
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 
@@ -49,14 +50,17 @@ def outcome(command: list[str]) -> tuple[str, bool]:
     if "pytest" in command and importlib.util.find_spec("pytest") is None:
         return f"\n== {command[-1]}: left out, pytest is not installed", True
     start = time.time()
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])},
-    )
+    # MLX writes its cache of compiled text as others read it: each process has its own.
+    with tempfile.TemporaryDirectory() as texts:
+        own = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]), "MLX_PTX_CACHE_DIR": texts}
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **own},
+        )
     status = "passed" if done.returncode == 0 else f"exit status {done.returncode}"
     told = f"\n== {' '.join(command[1:])}: {status}, {time.time() - start:.0f} s\n{done.stdout}"
     return told, done.returncode not in (0, 5)  # 5: no test of that file is for a GPU
