@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
-import numpy as np
 
 from ..errors import ShapeError
+from .kernel_fixed import bits
 from .library import Factory, Launch, blocks, check_array, factory, filled, ready, unread
 
 PARTS = 256  # partial sums of a column, at most
@@ -49,9 +49,9 @@ class Columns:
         dims = (n, channels, self.active, most)
         moments = _call("norm_moments", self.dtype, dims, ((most + 1, 2, channels),))
         if momentum is None:
-            more, kept = (_bits(eps), 0, 0), (0,)
+            more, kept = (bits(eps), 0, 0), (0,)
         else:
-            more, kept = (_bits(eps), _bits(momentum), 1), (channels,)
+            more, kept = (bits(eps), bits(momentum), 1), (channels,)
         call = _call("norm_coef", self.weight, (*dims, *more), ((6, channels), kept, kept))
         if momentum is None:
             call = call.holding(unread(), unread())
@@ -156,12 +156,6 @@ def _check(x: mx.array, **others: mx.array | None) -> None:
     for name, a in others.items():
         if a is not None and a.shape != x.shape:
             raise ShapeError(f"{name} has shape {tuple(a.shape)}, x {tuple(x.shape)}; they must be equal")
-
-
-@functools.lru_cache(maxsize=64)
-def _bits(value: float) -> int:
-    """A float32 as the integer of its bits."""
-    return int(np.float32(value).view(np.int32))
 
 
 def _across(channels: int, dtype: mx.Dtype) -> tuple[int, int]:

@@ -20,6 +20,7 @@ WINDOW = 1 << 20  # rows that are ordered by taps together
 WINDOWS = 31  # that a sort key tells apart
 KEY_BITS = 27  # taps that a sort key tells apart
 
+
 class TapTiles(NamedTuple):
     """One side of a kernel map, its rows ordered by the taps that they have."""
 
