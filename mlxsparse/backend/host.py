@@ -285,6 +285,7 @@ def parallel(
         return
     queue = iter(items)
     guard = threading.Lock()
+    todo = [work]  # taken away at the end: a thread may let go of `drain` long after it is done
 
     def drain() -> None:
         while True:
@@ -293,7 +294,7 @@ def parallel(
             if task is None:
                 return
             with np.errstate(**_SILENT):
-                work(task)
+                todo[0](task)
 
     with control, _apart():
         helpers = [_get_pool().submit(drain) for _ in range(workers - 1)]
@@ -301,6 +302,7 @@ def parallel(
             drain()
         finally:
             wait(helpers)
+            todo.clear()
         for helper in helpers:
             helper.result()
 

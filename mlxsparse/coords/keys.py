@@ -53,6 +53,7 @@ class Record:
         status: mx.array | None = None,
     ):
         self.coords = coords
+        self.home = executor()  # where it was made
         self.known = None if isinstance(count, mx.array) else count  # rows, where the host knows them
         self.stride = stride
         self.batch_size = batch_size
@@ -291,7 +292,8 @@ def live_record(
     """The live record with these rows, None if there is none.
 
     On a GPU MLX hands the same buffer back as another array, which nothing tells but its values: they are
-    compared with those of every live record of the same size, in one read.
+    compared with those of every live record of the same size, in one read. A record of the host counts last:
+    maps of sets that were made there have another order of sums.
     """
 
     def fits(record: Record) -> bool:
@@ -303,7 +305,7 @@ def live_record(
     found = records.get(buffer(coords))
     if executor() == "host" or found is not None:
         return found if found is not None and fits(found) else None
-    alike = [r for r in list(records.values()) if fits(r)]
+    alike = sorted((r for r in list(records.values()) if fits(r)), key=lambda r: r.home == "host")
     if not alike:
         return None
     same = mx.stack([mx.array_equal(r.coords, coords) for r in alike])

@@ -25,8 +25,12 @@ STEPS = 3
 Run = tuple[list[float], dict[str, np.ndarray], dict[str, np.ndarray]]
 
 
-def train(context: contextlib.AbstractContextManager[Any], capacity: int = 0) -> Run:
-    """Losses, last gradients and parameters with running statistics."""
+def train(
+    context: contextlib.AbstractContextManager[Any],
+    capacity: int = 0,
+    held: list[ms.SparseTensor] | None = None,
+) -> Run:
+    """Losses, last gradients and parameters with running statistics. held: gets the input."""
     rng = np.random.default_rng(0)
     xyz = np.unique(np.column_stack([rng.integers(0, 12, (150, 2)), rng.integers(0, 3, 150)]), axis=0)
     coords = rng.permutation(np.column_stack([np.zeros(len(xyz)), xyz])).astype(np.int32)
@@ -37,6 +41,8 @@ def train(context: contextlib.AbstractContextManager[Any], capacity: int = 0) ->
         optimizer = mlx.optimizers.SGD(0.1)
         x = ms.SparseTensor(coords, mx.array(feats), batch_size=1)
         x = x.with_capacity(capacity) if capacity else x
+        if held is not None:
+            held.append(x)
 
         def loss(net: MinkUNet, x: ms.SparseTensor) -> mx.array:
             logits = net(x).feats[: len(xyz)]
@@ -68,5 +74,17 @@ def test_gpu_training_equals_the_hosts() -> None:
 def test_gpu_training_repeats_its_bits_with_any_padding(capacity: int) -> None:
     one, other = by_kernels(), train(kernels(), capacity)
     assert one[0] == other[0]
+    for mine, its in zip(one[1:], other[1:]):
+        assert all(np.array_equal(mine[name], its[name]) for name in its)
+
+
+def test_gpu_training_has_its_own_bits_beside_the_hosts_tensor() -> None:
+    # A transformation hands coordinates back as other arrays: those of a tensor of the host once told which
+    # maps to take. It was alive for milliseconds after its last use, where a worker thread had no core.
+    one = by_kernels()
+    held: list[ms.SparseTensor] = []
+    train(contextlib.nullcontext(), held=held)
+    other = train(kernels())
+    assert one[0] == other[0] and len(held) == 1
     for mine, its in zip(one[1:], other[1:]):
         assert all(np.array_equal(mine[name], its[name]) for name in its)
