@@ -1,7 +1,8 @@
 """Writes what a GPU machine shows into one file to attach to a report: `make mac-report`.
 
 Device, MLX, system, the results of the kernel cases and the operator tests on the GPU, and a few timings.
-`python tools/device_report.py [FILE]`; needs what the tests need, and no network.
+`python tools/device_report.py [FILE [WORD ...]]`; needs what the tests need, and no network. With words, only
+those parts of the tests whose command holds one of them, as `tests/gpu/`: to run again what failed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import importlib.util
 import os
 import pathlib
 import platform
+import queue
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,7 @@ sys.path.insert(0, str(ROOT))  # also where mlxsparse is not installed
 from tests.gpu.run_kernels import PARTS  # noqa: E402
 
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
+ALONE = "tests/gpu/test_memory.py"  # memory is let go late where others keep the machine busy
 # Test files in which MLX compiles anew for each test, for seconds: run in so many parts.
 PARTS_OF_FILES = {"tests/test_static_operators.py": 8, "tests/test_static.py": 4}
 
@@ -45,22 +48,24 @@ def commands() -> list[list[str]]:
     return found
 
 
-def outcome(command: list[str]) -> tuple[str, bool]:
-    """What one command printed under a line that tells how it ended, and whether it failed."""
+def outcome(command: list[str], texts: queue.SimpleQueue[str]) -> tuple[str, bool]:
+    """What one command printed under a line that tells how it ended, and whether it failed.
+
+    texts: folders for MLX's cache of compiled text, which it writes as other processes read it: one each.
+    """
     if "pytest" in command and importlib.util.find_spec("pytest") is None:
         return f"\n== {command[-1]}: left out, pytest is not installed", True
-    start = time.time()
-    # MLX writes its cache of compiled text as others read it: each process has its own.
-    with tempfile.TemporaryDirectory() as texts:
-        own = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]), "MLX_PTX_CACHE_DIR": texts}
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **own},
-        )
+    start, cache = time.time(), texts.get()
+    own = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]), "MLX_PTX_CACHE_DIR": cache}
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **own},
+    )
+    texts.put(cache)
     status = "passed" if done.returncode == 0 else f"exit status {done.returncode}"
     told = f"\n== {' '.join(command[1:])}: {status}, {time.time() - start:.0f} s\n{done.stdout}"
     return told, done.returncode not in (0, 5)  # 5: no test of that file is for a GPU
@@ -118,8 +123,10 @@ def main() -> int:
         return 2
     mx.set_default_device(mx.gpu)
     failed = 0
-    file = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "mac-report.txt").resolve()
-    with file.open("w", encoding="utf-8") as report:
+    file, words = pathlib.Path((sys.argv[1:] or ["mac-report.txt"])[0]).resolve(), sys.argv[2:]
+    wanted = [c for c in commands() if not words or any(word in " ".join(c) for word in words)]
+    workers = max(1, min(12, (os.cpu_count() or 2) - 2))
+    with file.open("w", encoding="utf-8") as report, tempfile.TemporaryDirectory() as caches:
 
         def write(line: str) -> None:
             print(line, flush=True)
@@ -128,11 +135,16 @@ def main() -> int:
 
         for line in machine():
             write(line)
-        with concurrent.futures.ThreadPoolExecutor(max(1, min(12, (os.cpu_count() or 2) - 2))) as pool:
-            for done in concurrent.futures.as_completed([pool.submit(outcome, c) for c in commands()]):
-                told, bad = done.result()
-                write(told)
-                failed += bad
+        texts: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for worker in range(workers):
+            texts.put(str(pathlib.Path(caches) / str(worker)))
+        for alone in (True, False):
+            with concurrent.futures.ThreadPoolExecutor(1 if alone else workers) as pool:
+                now = [pool.submit(outcome, c, texts) for c in wanted if (ALONE in c) == alone]
+                for done in concurrent.futures.as_completed(now):
+                    told, bad = done.result()
+                    write(told)
+                    failed += bad
         write("\n== timings")
         try:
             for line in timings():
