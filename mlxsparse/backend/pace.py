@@ -19,6 +19,7 @@ from .arguments import begin
 CALLS = 16  # after which the GPU gets what was called
 PRODUCTS = 1 << 31  # multiplications that take a GPU about as long as CALLS small calls
 AHEAD = 1 << 26  # bytes of results, likewise; two such stages at most are not computed yet
+TRACED = 1 << 25  # likewise in a compiled function: the host has little to do between its stages
 
 
 class _Pace(threading.local):
@@ -70,7 +71,7 @@ def noted(result: mx.array) -> None:
     if _pace.stages is None:
         return
     _pace.staged += result.nbytes
-    if _pace.staged >= AHEAD:
+    if _pace.staged >= TRACED:
         _pace.stages.append(_mark(result))
         _pace.staged = 0
 

@@ -277,7 +277,7 @@ def test_stages_of_a_trace(monkeypatch: Any) -> None:
 
     from mlxsparse.backend import autodiff, pace
 
-    monkeypatch.setattr(pace, "AHEAD", 3 * 84)
+    monkeypatch.setattr(pace, "TRACED", 3 * 84)
     monkeypatch.setattr(pace._pace, "before", None)
     device = SimpleNamespace(type=mx.DeviceType.gpu)
     gradient = lambda ct, x: 2 * ct  # noqa: E731
