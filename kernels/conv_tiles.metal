@@ -48,7 +48,7 @@ for (int w = words - 1; w >= 0; w--) {
   blocks += int(popcount(left));
 }
 // Row numbers of this thread's first place; AR divides 32 or is a multiple of it.
-const device int* mine = nbr + size_t(place0 / 32 + ar / 32) * size_t(group) + size_t(ar % 32);
+const device int* taps = nbr + size_t(place0 / 32 + ar / 32) * size_t(group) + size_t(ar % 32);
 bool fast = dims[8] == 0 && tile_aligned(x) && tile_aligned(weight); // else plain sums at the end, slow and right
 if (FINISH == 2) fast = fast && tile_aligned(add) && tile_aligned(mix);
 conv_norm<T> norm = {line, mean, var, gain, offset, OUT, dims[14] != 0, as_type<float>(dims[15])};
@@ -105,7 +105,7 @@ for (int pass = FINISH == 2 ? 0 : 1; pass < 2; pass++) { // the first: what is a
       }
       ntap = word * 32 + int(popcount((left & (0u - left)) - 1u));
       left &= left - 1u;
-      const device int* from = mine + size_t(ntap) * size_t(next_tap);
+      const device int* from = taps + size_t(ntap) * size_t(next_tap);
       TILE_UNROLL
       for (int i = 0; i < AN; i++) nxt[i] = from[i * AR / 32 * group + i * AR % 32];
     }
@@ -157,21 +157,30 @@ for (int pass = FINISH == 2 ? 0 : 1; pass < 2; pass++) { // the first: what is a
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     int c = col0 + tid % OC * VEC;
-    conv_finish<T, FINISH ? VEC : 0> finish;
-    finish.begin(norm, FINISH == 2 ? (const device T*)y : add, dims, OUT, c);
-    TILE_UNROLL
-    for (int i = 0; i < ON; i++) {
-      int o = to_row[i];
-      bool live = o < dims[7];
-      if (o >= 0 && o < rows_out) {
-        device T* to = y + size_t(o) * size_t(OUT) + size_t(c);
-        threadgroup T* at = As + (tid / OC + i * OR) * LDO + tid % OC * VEC;
-        if (live && !mixing) finish.row(at, o);
-        if (OUT % VEC == 0) {
-          if (c < OUT) tile_row16(to, at, live);
-        } else {
-          for (int e = 0; e < VEC; e++)
-            if (c + e < OUT) to[e] = live ? at[e] : T(0.0f);
+    threadgroup T* mine = As + tid / OC * LDO + tid % OC * VEC;
+    const device T* more = FINISH == 2 ? (const device T*)y : add;
+    if (OUT % VEC == 0 && (FINISH == 0 || tile_aligned(more))) {
+      if (c < OUT) {
+        conv_finish<T, FINISH ? VEC : 0> finish;
+        finish.begin(norm, more, dims, OUT, c);
+        TILE_UNROLL
+        for (int i = 0; i < ON; i++) {
+          int o = to_row[i];
+          bool live = o < dims[7];
+          if (o >= 0 && o < rows_out) {
+            if (live && !mixing) finish.row(mine + i * OR * LDO, o);
+            tile_row16(y + size_t(o) * size_t(OUT) + size_t(c), mine + i * OR * LDO, live);
+          }
+        }
+      }
+    } else {
+      TILE_ROLLED
+      for (int e = 0; e < ON * VEC; e++) {
+        int o = rows[place0 + tid / OC + e / VEC * OR], to = c + e % VEC;
+        if (o >= 0 && o < rows_out && to < OUT) {
+          float value = float(mine[e / VEC * OR * LDO + e % VEC]);
+          if (FINISH && !mixing) value = conv_finish_value(value, norm, more, dims, OUT, to, o);
+          y[size_t(o) * size_t(OUT) + size_t(to)] = T(o < dims[7] ? value : 0.0f);
         }
       }
     }
@@ -209,14 +218,17 @@ for (int pass = FINISH == 2 ? 0 : 1; pass < 2; pass++) { // the first: what is a
   if (mixing) threadgroup_barrier(mem_flags::mem_threadgroup); // the buffers are free again
 }
 if (!fast) {
+  TILE_ROLLED
   for (int e = tid; e < BM * BN; e += NT) {
     int place = place0 + e / BN, o = rows[place], c = col0 + e % BN;
     if (o >= 0 && o < rows_out && c < OUT) {
       float sum = 0.0f;
+      TILE_ROLLED
       for (int t = 0; t < K; t++) {
         if ((masks[size_t(place / 32) * size_t(words) + size_t(t / 32)] >> uint(t % 32) & 1u) == 0u) continue;
         int j = nbr[size_t(place / 32) * size_t(group) + size_t(t) * size_t(next_tap) + size_t(place % 32)];
         if (j >= 0 && j < rows_in)
+          TILE_ROLLED
           for (int r = 0; r < RED; r++)
             sum += float(x[size_t(j) * size_t(RED) + size_t(r)]) *
                    float(weight[(c * K + t) * RED + r]);
@@ -224,6 +236,7 @@ if (!fast) {
       if (dims[6] != 0) sum += bias[c];
       if (FINISH == 2) {
         float more = 0.0f;
+        TILE_ROLLED
         for (int r = 0; r < dims[13]; r++)
           more += float(add[size_t(o) * size_t(dims[13]) + size_t(r)]) * float(mix[c * dims[13] + r]);
         y[size_t(o) * size_t(OUT) + size_t(c)] = T(more);

@@ -127,10 +127,12 @@ for (int i = 0; i < acc.ROWS; i++) {
   }
 }
 if (!fast) {
+  TILE_ROLLED
   for (int e = tid; e < BM * BN; e += NT) {
     int m = m0 + e / BN, n = n0 + e % BN;
     if (m < OUT && n < RED) {
       float sum = 0.0f;
+      TILE_ROLLED
       for (int place = first; place < last; place++) {
         int j = pairs[size_t(place / 32) * group + size_t(place % 32)], o = rows[place];
         bool own = (masks[size_t(place / 32) * size_t(words) + size_t(tap / 32)] >> uint(tap % 32) & 1u) != 0u;

@@ -24,29 +24,28 @@ METAL_FUNC float conv_finish_value(float sum, conv_norm<T> norm, const device T*
   if (dims[12] != 0) value += float(add[size_t(row) * size_t(outs) + size_t(c)]);
   return dims[11] != 0 && value < 0.0f ? 0.0f : value;
 }
-// V channels of a thread, from column c on, in rows that lie in threadgroup memory; V = 0: nothing follows.
+// V channels of a thread, from column c on, in rows that lie in threadgroup memory; `added` is aligned and holds all of them.
+// V = 0: nothing follows.
 template <typename T, int V> struct conv_finish {
   float scale[V], shift[V];
   const device T* add;
-  int outs, n;
-  bool more, relu, wide;
+  int outs;
+  bool more, relu;
   METAL_FUNC void begin(conv_norm<T> norm, const device T* added, const device int* dims, int channels, int c) {
     outs = channels;
-    n = channels - c;
     add = added + size_t(c);
     more = dims[12] != 0;
     relu = dims[11] != 0;
-    wide = n >= V && norm_aligned(added, channels);
     TILE_UNROLL
     for (int e = 0; e < V; e++) {
-      scale[e] = e < n ? norm.scale(c + e) : 0.0f;
-      shift[e] = e < n ? norm.shift(c + e, scale[e]) : 0.0f;
+      scale[e] = norm.scale(c + e);
+      shift[e] = norm.shift(c + e, scale[e]);
     }
   }
   METAL_FUNC void row(threadgroup T* at, int row) {
     norm_piece<T> q;
     q.clear();
-    if (more && n > 0) q.load(add + size_t(row) * size_t(outs), n, wide);
+    if (more) q.load(add + size_t(row) * size_t(outs), V, true);
     TILE_UNROLL
     for (int e = 0; e < V; e++) {
       float value = float(at[e]) * scale[e] + shift[e] + q.get(e);

@@ -224,3 +224,4 @@ template <typename T> METAL_FUNC void tile_row16(T* to, const T* from, bool ok) 
   *(uint4*)to = ok ? *(const uint4*)from : make_uint4(0u, 0u, 0u, 0u);
 }
 #define TILE_UNROLL _Pragma("unroll")
+#define TILE_ROLLED _Pragma("unroll 1") // the rare way: short rather than fast
