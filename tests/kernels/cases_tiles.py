@@ -115,27 +115,27 @@ def empty(dtype: mx.Dtype) -> None:
         equal(tiles.weight_grad(ct, x, made).astype(mx.float32), np.zeros((5, 27, 4)))
 
 
-def out_of_range(dtype: mx.Dtype, tile: Tile | None = None) -> None:
+def out_of_range(dtype: mx.Dtype, tile: Tile | None = None, co: int = 5) -> None:
     """A table that names rows which do not exist reads nothing outside x: such pairs are none."""
     if tile is not None:
-        chosen[False, 5] = tile
+        chosen[False, co] = tile
     try:
-        _out_of_range(dtype)
+        _out_of_range(dtype, co)
     finally:
         chosen.clear()
 
 
-def _out_of_range(dtype: mx.Dtype) -> None:
+def _out_of_range(dtype: mx.Dtype, co: int) -> None:
     x, x64 = values(1, (20, 8), dtype)
-    w, w64 = values(2, (5, 2, 8), dtype)
+    w, w64 = values(2, (co, 2, 8), dtype)
     first = np.array([0, 19, 20, 2**31 - 1, -2, -(2**31), 5])
     nbr = np.stack([first, np.full(7, -1)])
     inside = (first >= 0) & (first < 20)
     wanted = np.where(inside[:, None], x64[np.where(inside, first, 0)] @ w64[:, 0].T, 0)
     made = tap_tiles(integers(nbr), 20)
     assert int(made.nbr.max()) == 19, "an ordered map names a row that does not exist"
-    ct, ct64 = values(3, (7, 5), dtype)
-    dw = np.zeros((5, 2, 8))
+    ct, ct64 = values(3, (7, co), dtype)
+    dw = np.zeros((co, 2, 8))
     dw[:, 0] = ct64[inside].T @ x64[first[inside]]
     close(tiles.forward(x, w, made), wanted, dtype)
     close(tiles.weight_grad(ct, x, made), dw, dtype)
@@ -230,6 +230,7 @@ for _name, _dtype in DTYPES.items():
         CASES[f"{_shape}-{_name}"] = partial(check, _dtype, **_options, **more)
     CASES[f"empty-{_name}"] = partial(empty, _dtype)
     CASES[f"out_of_range-{_name}"] = partial(out_of_range, _dtype)
+    CASES[f"out_of_range_in_whole_pieces-{_name}"] = partial(out_of_range, _dtype, co=8)
 CASES["out_of_range_past_the_buffers-f32"] = partial(
     out_of_range, mx.float32, TILES["results_past_the_buffers"][4]
 )

@@ -167,9 +167,6 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "coord_hash_insert.metal": {"if (block <= n)": "a table with a slot for each row always has one"},
     "finish.h": {
         "value <= 0.0f ? 0.0f": "0 either way",
-        "wide = n > V": "read one by one, the same numbers",
-        "more && n >= 0": "no column is left to read",
-        "scale[e] = e <= n": _COLUMNS,
     },
     "group.h": {
         "panel_room(threadgroup ulong*, uint) { /* no barrier */": _QUEUED,
