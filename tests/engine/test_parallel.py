@@ -32,7 +32,7 @@ def test_every_task_runs_once_and_errors_come_back(threads, monkeypatch):
 
 
 def test_what_a_region_read_is_let_go_though_a_thread_lingers(monkeypatch):
-    # A worker holds what was handed to it until it gets Python's lock again: coordinates lived on with it.
+    # A worker holds what was handed to it until it gets Python's lock again.
     handed, read = [], np.zeros(4)
     pool = host._get_pool()
 
