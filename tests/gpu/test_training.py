@@ -79,8 +79,8 @@ def test_gpu_training_repeats_its_bits_with_any_padding(capacity: int) -> None:
 
 
 def test_gpu_training_has_its_own_bits_beside_the_hosts_tensor() -> None:
-    # A transformation hands coordinates back as other arrays: an equal tensor of the host, alive from before, once
-    # told which sets and maps to take, and theirs have another order of sums.
+    # A transformation hands coordinates back as other arrays: an equal tensor of the host, alive from before,
+    # once told which sets and maps to take, and theirs have another order of sums.
     one = by_kernels()
     held: list[ms.SparseTensor] = []
     train(contextlib.nullcontext(), held=held)
