@@ -285,7 +285,6 @@ def parallel(
         return
     queue = iter(items)
     guard = threading.Lock()
-    todo = [work]  # taken away at the end: a thread may let go of `drain` long after it is done
 
     def drain() -> None:
         while True:
@@ -294,7 +293,7 @@ def parallel(
             if task is None:
                 return
             with np.errstate(**_SILENT):
-                todo[0](task)
+                work(task)
 
     with control, _apart():
         helpers = [_get_pool().submit(drain) for _ in range(workers - 1)]
@@ -302,7 +301,6 @@ def parallel(
             drain()
         finally:
             wait(helpers)
-            todo.clear()
         for helper in helpers:
             helper.result()
 

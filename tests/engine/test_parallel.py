@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
 
 import mlx.core as mx
 import numpy as np
@@ -29,24 +28,6 @@ def test_every_task_runs_once_and_errors_come_back(threads, monkeypatch):
 
     with pytest.raises(KeyError):
         host.parallel(fail, 50, blas=True)
-
-
-def test_what_a_region_read_is_let_go_though_a_thread_lingers(monkeypatch):
-    # A worker holds what was handed to it until it gets Python's lock again.
-    handed, read = [], np.zeros(4)
-    pool = host._get_pool()
-
-    class Lingering:
-        def submit(self, function):
-            handed.append(function)
-            return pool.submit(function)
-
-    monkeypatch.setenv("MLXSPARSE_THREADS", "3")
-    monkeypatch.setattr(host, "_get_pool", Lingering)
-    gone = weakref.ref(read)
-    host.parallel(lambda i, read=read: read[i], 4)
-    del read
-    assert len(handed) == 2 and gone() is None
 
 
 def test_blas_threads_are_put_back():
