@@ -108,7 +108,7 @@ for (int s = 1 - STAGES; s < steps; s++) {
       for (int i = 0; i < BN; i += PASS)
         stage_zero16<false>(to + KSIZE + i * 64, vsource + size_t(i) * size_t(outs), vthere && ar + i < count);
     } else {
-      STAGE_ROLLED
+      TILE_ROLLED
       for (int i = 0; i < BN; i += PASS) {
         stage_move(to + i * 64, ksource + size_t(i) * size_t(channels), kthere && ar + i < count, false);
         stage_move(to + KSIZE + i * 64, vsource + size_t(i) * size_t(outs), vthere && ar + i < count, false);

@@ -1,9 +1,6 @@
 // The body of norm_fixed.metal and norm_fixed32.metal; P: type of the parameters. Follows norm.h.
 #ifndef MLXSPARSE_NORM_FIXED
 #define MLXSPARSE_NORM_FIXED
-#ifndef STAGE_ROLLED
-#define STAGE_ROLLED _Pragma("clang loop unroll(disable)")
-#endif
 template <typename P>
 METAL_FUNC void norm_fixed_line(threadgroup float* scales, threadgroup float* shifts, const device P* mean,
                                 const device P* var, const device P* weight, const device P* bias, float eps,
@@ -28,7 +25,7 @@ METAL_FUNC void norm_fixed_rows(const device T* x, const device T* add, device T
         scale[i] = scales[lane * V + i];
         shift[i] = shifts[lane * V + i];
       }
-      STAGE_ROLLED
+      TILE_ROLLED
       for (int r = first + row; r < last; r += U * R) {
         norm_piece<T> p[U], q[U];
         TILE_UNROLL
@@ -55,7 +52,7 @@ METAL_FUNC void norm_fixed_rows(const device T* x, const device T* add, device T
     }
   } else { // number by number
     int width = min(channels - col0, 32 * V);
-    STAGE_ROLLED
+    TILE_ROLLED
     for (int i = tid; i < width * (last - first); i += 256) {
       int r = first + i / width, c = i % width;
       size_t at = size_t(r) * size_t(channels) + size_t(col0 + c);

@@ -1,6 +1,5 @@
 // CUDA body of kernels/stage.h (sm_80 and later). Follows tile.cuh.
 #define STAGE_CUDA 1
-#define STAGE_ROLLED _Pragma("unroll 1") // the rare way: short rather than fast
 template <typename T> METAL_FUNC void stage_copy16(T* to, const T* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(tile_addr(to)), "l"(from) : "memory");
 }

@@ -10,7 +10,6 @@
 #ifndef MLXSPARSE_STAGE
 #define MLXSPARSE_STAGE
 #ifndef STAGE_CUDA
-#define STAGE_ROLLED
 template <typename T> METAL_FUNC void stage_copy16(threadgroup T* to, const device T* from) {
   *(threadgroup uint4*)to = *(const device uint4*)from;
 }
@@ -43,7 +42,7 @@ template <typename T> METAL_FUNC void stage_move(threadgroup T* to, const device
   if (wide) {
     stage_zero16<false>(to, from, ok);
   } else {
-    STAGE_ROLLED
+    TILE_ROLLED
     for (int i = 0; i < 16 / int(sizeof(T)); i++) to[i] = ok ? from[i] : T(0.0f);
   }
 }
