@@ -13,8 +13,8 @@ from .backend import executor, host
 from .backend.features import FLOATS, as_features, zero_padding
 from .backend.status import clear, combined, raise_for
 from .coords import CoordinateManager, CoordinateMapKey, default_manager
+from .coords.checks import check_coordinates
 from .coords.geometry import Triple, TripleLike, triple
-from .coords.keys import check_coordinates
 from .errors import CapacityError, DTypeError, IdentityError, ShapeError, TracedOnHostError
 
 _LEAVES = "coords feats active_rows batch_counts status stride batch_size spatial_shape".split()

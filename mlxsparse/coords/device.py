@@ -23,8 +23,9 @@ from ..engine.index import LIMIT, build_index
 from ..engine.sorting import bounds_of
 from ..errors import CapacityError, CoordinateRangeError, MLXSparseError
 from . import ahead, static
+from .checks import check_duplicates, check_range
 from .geometry import Kernel, Triple
-from .keys import PADDING, CoordinateMapKey, Record, check_duplicates, check_range, host_rows
+from .keys import PADDING, CoordinateMapKey, Record, host_rows
 
 
 def inserted(

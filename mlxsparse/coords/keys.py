@@ -1,4 +1,4 @@
-"""Coordinate keys, the records behind them, and the checks that coordinates pass."""
+"""Coordinate keys and the records behind them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ..backend.kernel_sites import Extent, Reached, box_of, extent_between
 from ..backend.library import begin
 from ..backend.status import clear
 from ..engine.device_map import DeviceMap, identity
-from ..engine.index import LIMIT, CoordIndex, build_index
-from ..engine.sorting import Bounds, Packed
-from ..errors import CapacityError, CoordinateRangeError, DTypeError, DuplicateCoordinatesError, ShapeError
+from ..engine.index import CoordIndex, build_index
+from ..engine.sorting import Packed
+from ..errors import CapacityError
 from .ahead import Ahead, Steps
 from .geometry import Kernel, Triple
 from .kernel_map import KernelMap
@@ -343,48 +343,3 @@ def items_of(batch: np.ndarray, batch_size: int, *, ascending: bool) -> np.ndarr
     if not ascending:
         return np.bincount(batch, minlength=batch_size)
     return np.diff(np.searchsorted(batch, np.arange(batch_size + 1)))
-
-
-# ---------------------------------------------------------------- checks
-
-
-def check_coordinates(coords: Any) -> mx.array:
-    """`coords` as an (n, 4) int32 MLX array; ShapeError or DTypeError."""
-    if not isinstance(coords, (mx.array, np.ndarray)):
-        raise DTypeError(f"coords must be an mlx or numpy int32 array (n, 4), got {type(coords).__name__}")
-    if coords.ndim != 2 or coords.shape[1] != 4:
-        raise ShapeError(
-            f"coords must have shape (n, 4) = (batch, x, y, z), got {tuple(coords.shape)}"
-            + ("; put a batch column of zeros in front" if coords.ndim == 2 and coords.shape[1] == 3 else "")
-        )
-    if coords.dtype not in (mx.int32, np.int32):
-        raise DTypeError(f"coords must be int32, got {coords.dtype}; convert them with .astype of int32")
-    return mx.array(np.ascontiguousarray(coords)) if isinstance(coords, np.ndarray) else coords
-
-
-def check_range(bounds: Bounds, batch_size: int | None, shape: Triple | None) -> None:
-    low, high = bounds
-    if low[0] < 0:
-        raise CoordinateRangeError(
-            f"coords has a negative batch number ({low[0]}); padding rows go past active_rows"
-        )
-    if batch_size is not None and high[0] >= batch_size:
-        raise CoordinateRangeError(f"coords has batch number {high[0]}, but batch_size={batch_size}")
-    if min(low[1:]) <= -LIMIT or max(high[1:]) >= LIMIT:
-        raise CoordinateRangeError(
-            f"coords must lie in (-2**30, 2**30), got [{min(low[1:])}, {max(high[1:])}]; shift the origin"
-        )
-    if shape is not None and (min(low[1:]) < 0 or any(h >= s for h, s in zip(high[1:], shape))):
-        raise CoordinateRangeError(
-            f"coords must lie in [0, spatial_shape={shape}), got {tuple(low[1:])} to {tuple(high[1:])}"
-        )
-
-
-def check_duplicates(index: CoordIndex, rows: np.ndarray) -> None:
-    """DuplicateCoordinatesError if two rows of the index name one site."""
-    if index.duplicate is not None:
-        a, b = index.duplicate
-        raise DuplicateCoordinatesError(
-            f"coords rows {a} and {b} are the same site {tuple(rows[a].tolist())}; "
-            "merge duplicates with mlxsparse.coalesce(coords, feats, reduce=...)"
-        )

@@ -26,6 +26,7 @@ from ..engine.index import LIMIT, build_index
 from ..engine.sorting import bounds_of, columns_of
 from ..errors import CapacityError, CoordinateRangeError, ShapeError
 from . import device, static
+from .checks import check_coordinates, check_duplicates, check_range
 from .geometry import Kernel, Triple, TripleLike, divide, multiply, parent_shape, triple
 from .kernel_map import KernelMap
 from .keys import (
@@ -34,9 +35,6 @@ from .keys import (
     Record,
     Rule,
     buffer,
-    check_coordinates,
-    check_duplicates,
-    check_range,
     host_rows,
     items_of,
     live_record,

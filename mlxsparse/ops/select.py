@@ -9,8 +9,8 @@ import numpy as np
 
 from ..backend import host
 from ..coords import CoordinateMapKey, static
+from ..coords.checks import check_coordinates
 from ..coords.geometry import Triple
-from ..coords.keys import check_coordinates
 from ..engine import index as engine
 from ..engine import rows_kernel
 from ..engine.rows import take_rows

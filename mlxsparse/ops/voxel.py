@@ -12,8 +12,8 @@ import numpy as np
 from ..backend import host
 from ..backend.features import as_features, check_features
 from ..coords import CoordinateManager, default_manager
+from ..coords.checks import check_coordinates
 from ..coords.geometry import TripleLike
-from ..coords.keys import check_coordinates
 from ..engine import interpolate
 from ..engine.index import lookup
 from ..engine.labels import HIGHEST, majority
