@@ -1,9 +1,9 @@
 // Convolution over ordered rows (tap_tiles): y[o] = bias + sum over taps t of W[t] x[nbr[t, o]], fp32 sums.
 // A tile is BM places; only taps that one of its rows has are computed.
-// in: x[N, RED] T, weight[OUT, K, RED] T, bias[OUT] float32, nbr[K * P], rows[P], masks[P / 32, words of 32 taps] (tap_tiles),
+// in: x[N, RED] T, weight[OUT, K, RED] T, bias[OUT] float32, nbr[K * P], rows[P], masks[P / 32, words of 32 taps] (tap_tiles), turns[P / 128],
 //     line[2, OUT] float32 (norm_line), add[M, OUT] T, mix[OUT, WIDE] T,
 //     mean[OUT], var[OUT], gain[OUT], offset[OUT] T
-//     dims = {N, M, P, K, RED, OUT, has bias, active, plain, G, S (of tap_tiles), relu, has add, WIDE, own, eps (its bits)};
+//     dims = {N, M, P, K, RED, OUT, has bias, active, plain, G, S (of tap_tiles), relu, has add, WIDE, own, eps (its bits), has turns};
 //     RED and WIDE are multiples of 16 bytes; own: scale and shift are made from mean, var, gain and offset
 //     plain: as if x were not aligned to 16 bytes; FINISH: what a norm of fixed statistics makes of it: y * scale + shift,
 //     plus `add`, and 0 where that is less, of y as it would be without (norm_fixed). 2: what is added is the product of
@@ -34,7 +34,11 @@ int group = dims[9], next_tap = dims[10]; // read once: the copies below hide fr
 int words = (K + 31) / 32;
 int tid = int(thread_index_in_threadgroup);
 int sg = int(simdgroup_index_in_threadgroup);
-int place0 = (dims[2] / BM - 1 - int(threadgroup_position_in_grid.x)) * BM; // the last have most taps (tap_keys) and start first
+int place0 = (dims[2] / BM - 1 - int(threadgroup_position_in_grid.x)) * BM; // the last have many taps (tap_keys) and start first
+if (dims[16] != 0) { // BM is at most 128
+  int first = int(threadgroup_position_in_grid.x) * BM;
+  place0 = int(min(uint(turns[first / 128]), uint(dims[2] / 128 - 1))) * 128 + first % 128;
+}
 int col0 = int(threadgroup_position_in_grid.y) * BN;
 int sm = (sg / WN) * (BM / WM), sn = (sg % WN) * (BN / WN);
 int ar = tid / AC, ac = tid % AC * VEC;

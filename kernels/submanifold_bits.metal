@@ -1,7 +1,8 @@
 // Kernel map of a marked set onto itself, rows in the order of their numbers (site_bits.h), odd sizes, centred, and the
 // sort keys of its rows.
-// in: coords[N, 4] sites (negative batch: padding), bits, before, ends, bit[T] int32, 0 .. 26
-//     dims = {N, Kx, Ky, Kz, dx, dy, dz, lx, ly, lz, Sx, Sy, Sz, cells, rows of a window, by row}
+// in: coords[N, 4] sites (negative batch: padding), bits, before, ends, bit[T + 2^D - 1] int32, 0 .. 26: of each
+//     tap, and a tree of bits (tap_key.h)
+//     dims = {N, Kx, Ky, Kz, dx, dy, dz, lx, ly, lz, Sx, Sy, Sz, cells, rows of a window, by row, D}
 // out: nbr[T, N], by row [N, T], int32 row of each tap and row, -1 none; keys[N] uint32 (tap_key.h).
 // grid: one thread a row. By row, up to 27 taps leave through threadgroup memory.
 threadgroup int stage[256 * 27];
@@ -33,7 +34,7 @@ if (i < n) {
         else nbr[by_row ? size_t(i) * size_t(taps) + size_t(tap) : size_t(tap) * size_t(n) + size_t(i)] = j;
         if (j >= 0) mask |= 1u << uint(bit[tap]);
       }
-  keys[i] = tap_key(mask, i, uint(dims[14]));
+  keys[i] = tap_key(mask, i, uint(dims[14]), bit + taps, dims[16]);
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 uint first = i - t;

@@ -1,6 +1,6 @@
 // Kernel map of a set onto itself, odd sizes, centred, and the sort keys of its rows.
-// in: coords[N, 4] distinct sites (negative batch: padding), table[CAP], cells[N, 8] (coord_hash_insert), bit[T] int32, 0 .. 26
-//     dims = {N, CAP, Kx, Ky, Kz, dx, dy, dz, rows of a window, by row}
+// in: coords[N, 4] distinct sites (negative batch: padding), table[CAP], cells[N, 8] (coord_hash_insert), bit[T + 2^D - 1] int32, 0 .. 26:
+//     of each tap, and a tree of bits (tap_key.h); dims = {N, CAP, Kx, Ky, Kz, dx, dy, dz, rows of a window, by row, D}
 // out: nbr[T, N], by row [N, T], int32 row of each tap and row, -1 none; keys[N] uint32 (tap_key.h).
 // grid: one thread a row
 // All taps of a row in one thread: nothing is scattered. The 27 neighbours of a 3 x 3 x 3 kernel lie in eight blocks. By row,
@@ -60,7 +60,7 @@ if (i < n) {
           if (j >= 0) mask |= 1u << uint(bit[tap]);
         }
   }
-  keys[i] = tap_key(mask, i, uint(dims[8]));
+  keys[i] = tap_key(mask, i, uint(dims[8]), bit + taps, dims[10]);
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 uint first = i - t;

@@ -250,8 +250,9 @@ def submanifold_map(
 ) -> OwnMap:
     """Map of the marked sites `coords` onto themselves, centred, odd sizes. active: rows without padding."""
     n, taps = coords.shape[0], math.prod(size)
-    bit, window = tap_order(size, n if active is None else active)
-    dims = [n, *size, *dilation, *made.extent.low, *made.extent.span, cells(made.extent), window, int(by_row)]
+    bit, window, depth = tap_order(size, n if active is None else active)
+    dims = [n, *size, *dilation, *made.extent.low, *made.extent.span, cells(made.extent)]
+    dims += [window, int(by_row), depth]
     groups = (blocks(n, MAX_THREADS), 1, 1)
     inputs = [coords, made.bits, made.before, made.ends, bit]
     shapes = [(n, taps) if by_row else (taps, n), (n,)]

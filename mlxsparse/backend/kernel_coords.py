@@ -127,9 +127,9 @@ def submanifold_map(
     n, taps = table.coords.shape[0], size[0] * size[1] * size[2]
     if taps > MAX_GRID_YZ or any(k % 2 == 0 for k in size):
         raise CapacityError(f"size must be odd on every axis and at most {MAX_GRID_YZ} taps, got {size}")
-    bit, window = tap_order(size, n if active is None else active)
+    bit, window, depth = tap_order(size, n if active is None else active)
     inputs = [table.coords, table.slots, table.cells, bit]
-    dims = [n, table.slots.size, *size, *dilation, window, int(by_row)]
+    dims = [n, table.slots.size, *size, *dilation, window, int(by_row), depth]
     shapes = [(n, taps) if by_row else (taps, n), (n,)]
     groups = (blocks(n, MAX_THREADS), 1, 1)
     return OwnMap(*launch("submanifold_map", inputs, dims, shapes, groups))

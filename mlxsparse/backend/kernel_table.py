@@ -72,8 +72,8 @@ KERNELS: dict[str, Kernel] = {
     "conv": Kernel({"x": _T, "weight": _T, "bias": _F, "nbr": _I}, {"y": _T}, ("tile.h",), ("T", "EXACT")),
     "conv_weight_grad": Kernel({"ct": _T, "x": _T, "nbr": _I}, {"parts": _F}, ("tile.h",), ("T", "EXACT")),
     "conv_tiles": Kernel(
-        {"x": _T, "weight": _T, "bias": _F, "nbr": _I, "rows": _I, "masks": _U, "line": _F, "add": _T,
-         "mix": _T, "mean": _T, "var": _T, "gain": _T, "offset": _T},
+        {"x": _T, "weight": _T, "bias": _F, "nbr": _I, "rows": _I, "masks": _U, "turns": _I, "line": _F,
+         "add": _T, "mix": _T, "mean": _T, "var": _T, "gain": _T, "offset": _T},
         {"y": _T},
         ("tile.h", "norm.h", "finish.h"),
         ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES", "KEEP", "FINISH"),
@@ -150,6 +150,7 @@ KERNELS: dict[str, Kernel] = {
     "sum_parts": Kernel({"parts": _F}, {"y": _T}, (), ("T",)),
     "tap_keys": Kernel({"nbr": _I, "bit": _I}, {"keys": _U}, ("tap_key.h",)),
     "tap_tiles": Kernel({"nbr": _I, "order": _I}, {"tiled": _I, "rows": _I, "masks": _U}),
+    "tile_turns": Kernel({"masks": _U}, {"turns": _I}),
     "turn_weight": Kernel({"w": _T}, {"back": _T}, (), ("T",)),
     "window_map": Kernel({"coords": _I, "order": _I, "places": _I}, {"nbr": _I, "back": _I}),
     "window_outputs": Kernel(

@@ -347,6 +347,12 @@ def unread() -> mx.array:
     return mx.array([0.0] * SMALL, dtype=mx.float32)
 
 
+@functools.cache
+def unread_rows() -> mx.array:
+    """The same of an int32 input."""
+    return mx.array([0] * SMALL, dtype=mx.int32)
+
+
 def blocks(n: int, size: int) -> int:
     """Pieces of `size` that cover n."""
     return -(-n // size)

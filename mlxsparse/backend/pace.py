@@ -18,7 +18,7 @@ from .arguments import begin
 
 CALLS = 16  # after which the GPU gets what was called
 PRODUCTS = 1 << 31  # multiplications that take a GPU about as long as CALLS small calls
-AHEAD = 1 << 26  # bytes of results, likewise; two such stages at most are not computed yet
+AHEAD = 3 << 24  # bytes of results, likewise; two such stages at most are not computed yet
 TRACED = 1 << 25  # likewise in a compiled function: the host has little to do between its stages
 
 

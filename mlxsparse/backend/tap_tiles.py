@@ -14,11 +14,15 @@ import mlx.core as mx
 import numpy as np
 
 from .library import MAX_THREADS, blocks, check_array, filled, launch
+from .tap_tree import DEPTH, LETTERS, TREE
 
 PLACES = 256  # a multiple of every tile's rows
 WINDOW = 1 << 20  # rows that are ordered by taps together
 WINDOWS = 31  # that a sort key tells apart
 KEY_BITS = 27  # taps that a sort key tells apart
+TURN = 128  # places that have a turn, a multiple of a tile's
+FEWEST, MOST = 128, 2048  # of them where turns pay: below all run at once, above the last ones matter little
+FEW_TAPS = 8  # up to which they differ too little
 
 
 class TapTiles(NamedTuple):
@@ -31,6 +35,7 @@ class TapTiles(NamedTuple):
     size: int  # rows on this side
     active: int  # of these, the first that can have pairs
     alone: int = 0  # T, where each PLACES places have one tap and nbr, (P / 32, 1, 32), is of that
+    turns: mx.array | None = None  # (P / TURN,) int32 which TURN places are computed first; None: the last
 
     @property
     def taps(self) -> int:
@@ -53,20 +58,28 @@ class TapTiles(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def _bits(size: tuple[int, ...]) -> mx.array:
-    """A sort bit for each tap of a kernel: taps far from the middle, which few rows have, get high bits."""
+def _bits(size: tuple[int, ...]) -> tuple[mx.array, int]:
+    """A sort bit for each tap of a kernel: taps far from the middle, which few rows have, get high bits.
+
+    Then what the tree of a 3 x 3 x 3 kernel asks for, as bits, and the tree's depth.
+    """
     taps = np.indices(size).reshape(len(size), -1)
     middle = (np.array(size)[:, None] - 1) / 2
     far = np.abs(taps - middle).sum(axis=0)
     rank = np.empty(far.size, np.int64)
     rank[np.argsort(far, kind="stable")] = np.arange(far.size)
     fold = -(-far.size // KEY_BITS)
-    return mx.array((rank // fold).astype(np.int32))
+    bits, depth = rank // fold, 0
+    if size == (3, 3, 3):
+        bits, depth = np.concatenate([bits, bits[[LETTERS.index(tap) for tap in TREE]]]), DEPTH
+    return mx.array(bits.astype(np.int32)), depth
 
 
-def tap_order(size: tuple[int, ...], active: int) -> tuple[mx.array, int]:
-    """What rows are ordered by: the sort bit of each tap of a kernel, and the rows of a window."""
-    return _bits(size), max(int(os.environ.get("MLXSPARSE_WINDOW", WINDOW)), blocks(active, WINDOWS))
+def tap_order(size: tuple[int, ...], active: int) -> tuple[mx.array, int, int]:
+    """What rows are ordered by (tap_key.h): bits of taps and a tree, rows of a window, the tree's depth."""
+    bits, depth = _bits(size)
+    window = max(int(os.environ.get("MLXSPARSE_WINDOW", WINDOW)), blocks(active, WINDOWS))
+    return bits, window, depth
 
 
 def tap_tiles(
@@ -104,14 +117,26 @@ def tap_tiles(
     else:
         if keys is None:
             whole = size is not None and int(np.prod(size)) == taps
-            bit, window = tap_order(size if size is not None and whole else (taps,), active)
+            bit, window, depth = tap_order(size if size is not None and whole else (taps,), active)
             groups = (blocks(m, MAX_THREADS), 1, 1)
-            keys = launch("tap_keys", [nbr, bit], [m, taps, window, int(by_row)], [(m,)], groups)[0]
+            dims = [m, taps, window, int(by_row), depth]
+            keys = launch("tap_keys", [nbr, bit], dims, [(m,)], groups)[0]
         order = mx.argsort(keys).view(mx.int32)
     shapes = [(places // 32, taps, 32), (places,), (places // 32, words)]
     dims = [sources, m, taps, places, 32 * taps, 32, int(by_row)]
     tiled, rows, masks = launch("tap_tiles", [nbr, order], dims, shapes, (places // MAX_THREADS, words, 1))
-    return TapTiles(tiled, rows, masks, sources, m, active)
+    # Of a map that several convolutions read.
+    many = sort and sources == m and taps > FEW_TAPS and FEWEST <= places // TURN <= MOST
+    return TapTiles(tiled, rows, masks, sources, m, active, turns=tile_turns(masks) if many else None)
+
+
+def tile_turns(masks: mx.array) -> mx.array:
+    """Which TURN places of a map are computed first: those with most taps, so that none is waited for.
+
+    masks: of TapTiles, of at most MOST times TURN places. Returns (P / TURN,) int32.
+    """
+    tiles, words = masks.shape[0] * 32 // TURN, masks.shape[1]
+    return launch("tile_turns", [masks], [tiles, words], [(tiles,)], (blocks(tiles, MAX_THREADS), 1, 1))[0]
 
 
 def table_of(tiles: TapTiles) -> mx.array:

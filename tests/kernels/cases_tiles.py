@@ -9,7 +9,7 @@ import numpy as np
 
 from mlxsparse.backend import kernel_tiles as tiles
 from mlxsparse.backend.library import launch
-from mlxsparse.backend.tap_tiles import TapTiles, tap_tiles
+from mlxsparse.backend.tap_tiles import TapTiles, tap_tiles, tile_turns
 from mlxsparse.backend.tile_shapes import Tile, chosen
 from mlxsparse.testing import oracle
 
@@ -28,6 +28,7 @@ def check(
     bias: bool = True,
     plain: bool = False,
     again: bool = False,
+    turned: bool = False,
     tile: Tile | None = None,
     grad_tile: Tile | None = None,
 ) -> None:
@@ -47,6 +48,8 @@ def check(
         coords, x64, shaped, b64 if bias else None, stride=stride, padding=p, out_coords=out
     )
     forwards = tap_tiles(integers(nbr), x.shape[0], kernel)
+    if turned:
+        forwards = forwards._replace(turns=tile_turns(forwards.masks))
     backwards = tap_tiles(integers(back), ct.shape[0], kernel)
     check_order(forwards, nbr)
     symmetric = stride == 1 and all(k % 2 for k in kernel)
@@ -156,13 +159,52 @@ def sort_keys() -> None:
     """Window and taps of each row, row 0 of the other side among them; rows without a pair last."""
     nbr, bit = rng(5).integers(-1, 3, (4, 90)), np.array([3, 0, 26, 1])
     nbr[:, 40] = -1
-    got = np.array(launch("tap_keys", [integers(nbr), integers(bit)], [90, 4, 32, 0], [(90,)], (1, 1, 1))[0])
+    arrays, dims = [integers(nbr), integers(bit)], [90, 4, 32, 0, 0]
+    got = np.array(launch("tap_keys", arrays, dims, [(90,)], (1, 1, 1))[0])
     gray = np.bitwise_or.reduce((nbr >= 0).astype(np.uint32) << bit[:, None].astype(np.uint32), axis=0)
     code = got & (2**27 - 1)
     some = gray > 0
     equal((code ^ (code >> 1))[some], gray[some], "Gray code of the taps")
     equal((got >> 27)[some], (np.arange(90) // 32)[some], "window")
     equal(got[~some], np.full((~some).sum(), 2**32 - 1), "rows without a pair")
+
+
+def sort_keys_by_tree() -> None:
+    """Bits that the tree asks for come first, on each row's own way, then the others; in Gray code order."""
+    depth, taps = 3, 27
+    nbr, bit = rng(8).integers(-1, 1, (taps, 200)), rng(9).permutation(taps)
+    tree = np.array([5, 26, 0, 1, 2, 13, 26])  # the last is asked for once more on no row's way
+    bits = integers(np.concatenate([bit, tree]))
+    dims = [200, taps, 1000, 0, depth]
+    got = np.array(launch("tap_keys", [integers(nbr), bits], dims, [(200,)], (1, 1, 1))[0])
+    for column, code in zip((nbr >= 0).T, got):
+        mask, node, way = np.zeros(taps, int), 0, []
+        mask[bit] = column
+        for _ in range(depth):
+            way.append(tree[node])
+            node = 2 * node + 1 + mask[tree[node]]
+        way += [b for b in range(26, -1, -1) if b not in way]
+        wanted = int("".join(str(mask[b]) for b in way), 2)
+        assert int(code) ^ int(code) >> 1 == wanted, "Gray code of the bits on the way"
+
+
+def turns() -> None:
+    """Tiles with most taps first, of equal ones the last; of one word of taps and of more."""
+    for n, words, low in ((1, 1, 0), (5, 3, 0), (300, 1, 2**30 - 1), (sized(300, 2048), 2, 0)):
+        masks = rng(n).integers(low, 2**30, (4 * n, words)).astype(np.uint32)
+        any_of = np.bitwise_or.reduce(masks.reshape(n, 4, words), axis=1)
+        many = np.array([sum(int(w).bit_count() for w in row) for row in any_of])
+        wanted = np.lexsort((-np.arange(n), -many))
+        equal(tile_turns(mx.array(masks)), wanted, f"turns of {n} tiles")
+
+
+def wild_turns() -> None:
+    """Turns that name tiles which do not exist: such a tile is the last."""
+    nbr = rng(6).integers(0, 20, (3, 500)).astype(np.int32)
+    made = tap_tiles(integers(nbr), 20, sort=False)._replace(turns=integers(np.array([-1, 2**31 - 1, 4, 3])))
+    (x, x64), (w, w64) = values(1, (20, 8), mx.float32), values(2, (8, 3, 8), mx.float32)
+    wanted = np.einsum("tmc,otc->mo", x64[nbr], w64)
+    close(tiles.forward(x, w, made)[384:], wanted[384:], mx.float32, "the last tile")
 
 
 def wild_order() -> None:
@@ -182,6 +224,8 @@ def wild_order() -> None:
 
 SHAPES = {
     "16_to_40_channels": {"ci": 16, "co": 40, "again": True, "n": sized(300, 20000)},
+    "in_turns": {"ci": 16, "co": 40, "kernel": (3, 3, 1), "turned": True, "n": sized(300, 20000)},
+    "in_turns_half": {"ci": 8, "co": 72, "kernel": (3, 1, 1), "turned": True, "n": sized(300, 20000)},
     "3_to_5_channels": {"ci": 3, "co": 5, "n": sized(90, 2000)},
     "one_site": {"ci": 4, "co": 4, "n": 1},
     "strided": {"ci": 24, "co": 72, "stride": 2, "bias": False, "n": sized(150, 5000)},
@@ -219,7 +263,8 @@ def by_row() -> None:
             equal(b, np.array(a), f"{taps} taps")
 
 
-CASES: dict[str, Case] = {f.__name__: f for f in (sort_keys, wild_order, by_row)}
+_PLAIN = sort_keys, sort_keys_by_tree, turns, wild_turns, wild_order, by_row
+CASES: dict[str, Case] = {f.__name__: f for f in _PLAIN}
 for _name, _dtype in DTYPES.items():
     for _shape, _options in SHAPES.items():
         if _name != "f32" and not LARGE and _shape in FLOAT32:
