@@ -22,7 +22,7 @@ import numpy as np
 
 import mlxsparse as ms
 from benchmarks.gpu_cases import BLOCKS, CLASSES, IN_CHANNELS, LEVELS, measure
-from mlxsparse.backend import kernel_bits, kernel_coords, kernel_sites, tap_tiles
+from mlxsparse.backend import kernel_bits, kernel_coords, kernel_sites, running, tap_tiles
 from mlxsparse.backend.kernel_bits import Geometry
 from mlxsparse.engine import device_map
 from mlxsparse.models.minkunet import MinkUNet, ModelArgs
@@ -70,7 +70,7 @@ def steps(coords: mx.array) -> None:
         ones = mx.ones((count,), mx.int32)
         wait(ones)
         show(f"cumsum of {count}", lambda ones=ones: mx.cumsum(ones))
-        show(f"running sums of {count}", lambda ones=ones: kernel_coords.running_sums(ones))
+        show(f"running sums of {count}", lambda ones=ones: running.running_sums(ones))
     show("sort", lambda: mx.argsort(keys))
     tiles = lambda given: tap_tiles.tap_tiles(nbr, n, THREE, None, given, by_row=True)[:3]  # noqa: E731
     show("order and tiles", lambda: tiles(None))

@@ -24,6 +24,7 @@ from .library import (
     numbers,
     read_ints,
 )
+from .running import running_sums
 from .tap_tiles import tap_order
 
 Triple = tuple[int, int, int]
@@ -183,17 +184,6 @@ def stable_order(values: mx.array) -> mx.array:
     check_array("values", values, 1, mx.int32)
     order = numbers(values.size)
     return order if values.size < 2 else _sort_pass(order, values)
-
-
-def running_sums(values: mx.array) -> mx.array:
-    """Inclusive sums of (n,) int32. A long row is cut up: MLX's CUDA scan gives a row to one threadgroup."""
-    n, row = values.size, 1024
-    if n == 0:  # of which mlx 0.32.0 divides by the length
-        return values
-    if n <= 8 * row:
-        return mx.cumsum(values)
-    within = mx.cumsum(mx.pad(values, (0, -n % row)).reshape(-1, row), axis=1)
-    return (within + (running_sums(within[:, -1]) - within[:, -1])[:, None]).reshape(-1)[:n]
 
 
 def flagged(flags: mx.array, capacity: int | None = None) -> mx.array:

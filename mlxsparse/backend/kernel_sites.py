@@ -13,8 +13,9 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CapacityError
-from .kernel_coords import NeighbourMap, Triple, flagged, floor_divide, running_sums
+from .kernel_coords import NeighbourMap, Triple, flagged, floor_divide
 from .library import MAX_THREADS, blocks, check_coords, filled, launch, read_ints
+from .running import running_sums
 
 MAX_CANDIDATES = 2**31 - 1
 MAX_KEY = 2**63  # keys stay below it

@@ -12,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..backend.running import running_sums
 from ..errors import CouplingError, MLXSparseError, ShapeError
 from . import layout
 from .base import Params, SparseBlock
@@ -32,15 +33,13 @@ def keep_largest(scores: mx.array, nnz: int | mx.array) -> mx.array:
     count = mx.broadcast_to(mx.array(nnz, mx.int32), scores.shape[:-1])[..., None]
     if n == 0:
         return mx.zeros(scores.shape, mx.bool_)
-    if n == 1:  # a running sum over one element can crash before mlx 0.32.1
-        return count > 0
     order = mx.sort(scores, axis=-1)
     # No index of a sort is used: sorts need not be stable, so equals are counted instead.
     least = mx.take_along_axis(order, mx.clip(n - count, 0, n - 1), axis=-1)
     above = scores > least
     equal = scores == least
     room = count - above.sum(axis=-1, keepdims=True)
-    return mx.logical_and(count > 0, above | (equal & (mx.cumsum(equal.astype(mx.int32), axis=-1) <= room)))
+    return mx.logical_and(count > 0, above | (equal & (running_sums(equal.astype(mx.int32)) <= room)))
 
 
 class _Scope(ABC):
