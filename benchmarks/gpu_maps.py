@@ -139,11 +139,11 @@ def whole(coords: mx.array) -> None:
 
     def related(kernel: ms.Kernel, support: str) -> Any:
         x = fresh(1)
-        return x.manager.kernel_map(x.key, level(x, kernel, support), kernel).relation.output.tiles[:3]
+        return x.manager.kernel_map(x.key, level(x, kernel, support), kernel).relation.output.tiles.arrays
 
     def onto() -> Any:
         x = fresh(1)
-        return x.manager.kernel_map(x.key, x.key, ms.Kernel.submanifold(3)).relation.output.tiles[:3]
+        return x.manager.kernel_map(x.key, x.key, ms.Kernel.submanifold(3)).relation.output.tiles.arrays
 
     show("tensor, 3^3 map and tiles", onto)
     show("tensor, parents, map and tiles", lambda: related(two, "parents"))
@@ -171,11 +171,11 @@ def network(coords: mx.array) -> None:
         x = fresh()
         key, made = x.key, []
         for i in range(len(LEVELS)):
-            made.append(x.manager.kernel_map(key, key, ms.Kernel.submanifold(3)).relation.output.tiles[:3])
+            made.append(x.manager.kernel_map(key, key, ms.Kernel.submanifold(3)).relation.output.tiles.arrays)
             if i + 1 < len(LEVELS):
                 below = x.manager.stride(key, 2)
                 pair = x.manager.kernel_map(key, below, ms.Kernel.of(2, 2)).relation
-                made += [pair.output.tiles[:3], pair.input.tiles[:3]]
+                made += [pair.output.tiles.arrays, pair.input.tiles.arrays]
                 key = below
         return made
 

@@ -92,7 +92,7 @@ def orders(coords: mx.array) -> None:
     for window in (65536, 262144, n):
         os.environ["MLXSPARSE_WINDOW"] = str(window)
         tiles = tap_tiles.tap_tiles(nbr, n, (3, 3, 3))
-        wait(tiles[:3])
+        wait(tiles.arrays)
         masks = np.array(tiles.masks)
         ratios = ", ".join(f"{rows} rows {computed(masks, rows) / pairs:.3f}" for rows in (32, 128, 256))
         print(f"window {window}: computed pairs by tiles of {ratios}")
@@ -141,7 +141,7 @@ def sweep(coords: mx.array, only: str) -> Iterator[None]:
     tiles = tap_tiles.tap_tiles(
         kernel_coords.submanifold_map(kernel_coords.hash_table(coords), (3, 3, 3)).nbr, n, (3, 3, 3)
     )
-    wait(tiles[:3])
+    wait(tiles.arrays)
     for key, shapes in FORWARD.items() if only in "forward" else ():
         x, w = inputs(key, n)
         for i, tile in enumerate(shapes):

@@ -38,6 +38,11 @@ class TapTiles(NamedTuple):
     turns: mx.array | None = None  # (P / TURN,) int32 which TURN places are computed first; None: the last
 
     @property
+    def arrays(self) -> list[mx.array]:
+        """All that a convolution reads of the map."""
+        return [self.nbr, self.rows, self.masks, *([] if self.turns is None else [self.turns])]
+
+    @property
     def taps(self) -> int:
         return self.alone or self.nbr.shape[-2]
 

@@ -66,7 +66,7 @@ def inserted(
         own[expected] = _own_map(coords, count, expected, count, by_row)
         tiles = own[expected].output.tiles
         if not many:  # else they have begun
-            begin(*tiles[:3])
+            begin(*tiles.arrays)
 
     meanwhile = None if expected is None else map_ahead
     marks, (repeated, ends, counts) = kernel_bits.counted(coords, ahead.boxes(plan), table, meanwhile)

@@ -65,7 +65,7 @@ class Side:
                 tiles = tap_tiles(table, self.sources, self.size, active)
         # What is sorted takes the GPU long enough.
         if tiles.size >= BEGUN and self._make_tiles is None:
-            begin(*tiles[:3])
+            begin(*tiles.arrays)
         self._make = self._by_row = self._make_tiles = None
         return tiles
 
@@ -73,7 +73,7 @@ class Side:
     def nbytes(self) -> int:
         made = self.__dict__
         tables = [made["table"]] if "table" in made else []
-        return sum(a.nbytes for a in [*tables, *(made["tiles"][:3] if "tiles" in made else ())])
+        return sum(a.nbytes for a in [*tables, *(made["tiles"].arrays if "tiles" in made else ())])
 
 
 @dataclass(frozen=True, eq=False)
