@@ -4,7 +4,8 @@
 
 WORK.npz as in gpu.py. Each case runs a few times unseen, then once under `ncu` (CUDA's toolkit; the driver
 must let it read counters). Of every kernel: its time alone, with caches flushed before; MB that pass from and
-to device memory, the L2 cache and the L1 cache; which share of its peak each and the matrix units reach.
+to device memory, the L2 cache and the L1 cache; which share of its peak each reaches, and the matrix
+units' instructions.
 """
 
 from __future__ import annotations
@@ -124,6 +125,8 @@ def main() -> int:
     if INSIDE in os.environ:
         run_inside(options)
         return 0
+    if shutil.which(options.ncu) is None:
+        parser.error(f"there is no {options.ncu}: it comes with CUDA's toolkit; --ncu PROGRAM")
     counters = ",".join(counter for counter, _ in METRICS.values())
     command = [options.ncu, "--clock-control", "none", "--profile-from-start", "off"]
     command += ["--csv", "--page", "raw", "--print-units", "base", "--metrics", counters]

@@ -12,10 +12,12 @@ from __future__ import annotations
 import pathlib
 import sys
 
+import mlx.core as mx
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+import mlxsparse as ms  # noqa: E402
 from mlxsparse.backend.tap_tree import DEPTH, LETTERS  # noqa: E402
 
 ROWS = 128  # of a tile
@@ -55,15 +57,12 @@ def surface(rng: np.random.Generator, kind: int) -> np.ndarray:
 
 
 def masks(sites: np.ndarray) -> np.ndarray:
-    """(N,) uint32, sites in order: bit t tells whether tap t, (kx * 3 + ky) * 3 + kz, reads a site."""
-    low = sites.min(axis=0) - 1
-    shape = sites.max(axis=0) + 2 - low
-    keys = np.sort(np.ravel_multi_index(tuple((sites - low).T), tuple(shape)))
-    found = np.zeros(len(keys), np.uint32)
-    for tap, (x, y, z) in enumerate(np.ndindex(3, 3, 3)):
-        wanted = keys + ((x - 1) * shape[1] + y - 1) * shape[2] + z - 1
-        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        found |= (keys[at] == wanted).astype(np.uint32) << np.uint32(tap)
+    """(N,) uint32: bit t tells whether tap t, (kx * 3 + ky) * 3 + kz, reads a site from here."""
+    coords = np.column_stack([np.zeros(len(sites)), sites]).astype(np.int32)
+    x = ms.SparseTensor(coords, mx.zeros((len(sites), 1)))
+    pairs = x.manager.kernel_map(x.key, x.key, ms.Kernel.submanifold(3))
+    found, bits = np.zeros(len(sites), np.uint32), np.uint32(1) << np.arange(27, dtype=np.uint32)
+    np.bitwise_or.at(found, pairs.out_rows, np.repeat(bits, np.diff(pairs.tap_ptr)))
     return found
 
 

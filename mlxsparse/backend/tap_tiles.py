@@ -13,6 +13,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from ..errors import CapacityError
 from .library import MAX_THREADS, blocks, check_array, filled, launch
 from .tap_tree import DEPTH, LETTERS, TREE
 
@@ -138,9 +139,11 @@ def tap_tiles(
 def tile_turns(masks: mx.array) -> mx.array:
     """Which TURN places of a map are computed first: those with most taps, so that none is waited for.
 
-    masks: of TapTiles, of at most MOST times TURN places. Returns (P / TURN,) int32.
+    masks: of TapTiles, of at most MOST times TURN places; else CapacityError. Returns (P / TURN,) int32.
     """
     tiles, words = masks.shape[0] * 32 // TURN, masks.shape[1]
+    if tiles > MOST:
+        raise CapacityError(f"turns of {tiles} tiles, at most {MOST} are supported")
     return launch("tile_turns", [masks], [tiles, words], [(tiles,)], (blocks(tiles, MAX_THREADS), 1, 1))[0]
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from mlxsparse.backend.library import launch
-from mlxsparse.backend.tap_tiles import _bits
+from mlxsparse.backend.tap_tiles import tap_order, tile_turns
 from mlxsparse.backend.tap_tree import DEPTH, LETTERS, TREE
+from mlxsparse.errors import CapacityError
 from tests.conftest import kernels_on_the_cpu
 from tools import tap_tree
 from tools.metalcheck import toolchain
@@ -25,7 +26,7 @@ def made(seed: int, many: int) -> np.ndarray:
 def test_masks_are_those_of_a_loop_over_sites() -> None:
     sites = np.unique(np.random.default_rng(0).integers(-3, 3, (60, 3)), axis=0)
     there = set(map(tuple, sites.tolist()))
-    for site, mask in zip(sorted(there), tap_tree.masks(sites)):
+    for site, mask in zip(sites.tolist(), tap_tree.masks(sites)):
         for tap, k in enumerate(np.ndindex(3, 3, 3)):
             near = tuple(s + d - 1 for s, d in zip(site, k))
             assert (int(mask) >> tap & 1) == (near in there)
@@ -59,7 +60,12 @@ def test_a_node_asks_for_the_tap_after_which_tiles_cost_least() -> None:
 def test_no_rows_and_rows_of_one_kind_grow_a_whole_tree() -> None:
     for rows in (np.zeros(0, np.uint32), np.full(9, 5, np.uint32)):
         tree = tap_tree.grown(rows, 4)
-        assert len(tree) == 15 and tree[0] != tree[1] != tree[3] != tree[7]
+        assert len(tree) == 15 and len({tree[i] for i in (0, 1, 3, 7)}) == 4  # one way down
+
+
+def test_more_tiles_than_turns_hold_raise() -> None:
+    with pytest.raises(CapacityError, match="2049 tiles"):
+        tile_turns(mx.zeros((4 * 2049, 1), mx.uint32))
 
 
 @pytest.mark.skipif(toolchain.missing() is not None, reason=str(toolchain.missing()))
@@ -69,8 +75,8 @@ def test_tiles_need_fewer_taps_by_the_tree() -> None:
 
     def computed(depth: int) -> int:
         """Pairs that tiles of ROWS rows compute."""
-        bits = _bits((3, 3, 3))[0]
-        dims, groups = [len(rows), 27, 1 << 20, 0, depth], (-(-len(rows) // 256), 1, 1)
+        bits, window, _ = tap_order((3, 3, 3), len(rows))
+        dims, groups = [len(rows), 27, window, 0, depth], (-(-len(rows) // 256), 1, 1)
         with mx.stream(mx.cpu), kernels_on_the_cpu():
             keys = np.array(launch("tap_keys", [nbr, bits], dims, [(len(rows),)], groups)[0])
         ordered = rows[np.argsort(keys, kind="stable")][: len(rows) // ROWS * ROWS]
