@@ -1,14 +1,14 @@
 // Kernel map of a marked set onto itself, rows in the order of their numbers (site_bits.h), odd sizes, centred, and the
 // sort keys of its rows.
-// in: coords[N, 4] sites (negative batch: padding), bits, before, ends, bit[T + 2^D - 1] int32, 0 .. 26: of each
+// in: coords[N, 4] sites (negative batch: padding), bits, before, ends, bit[T + nodes] int32, 0 .. 26: of each
 //     tap, and a tree of bits (tap_key.h)
-//     dims = {N, Kx, Ky, Kz, dx, dy, dz, lx, ly, lz, Sx, Sy, Sz, cells, rows of a window, by row, D}
+//     dims = {N, Kx, Ky, Kz, dx, dy, dz, lx, ly, lz, Sx, Sy, Sz, cells, by row, nodes, key without a tap}
 // out: nbr[T, N], by row [N, T], int32 row of each tap and row, -1 none; keys[N] uint32 (tap_key.h).
 // grid: one thread a row. By row, up to 27 taps leave through threadgroup memory.
 threadgroup int stage[256 * 27];
 uint i = thread_position_in_grid.x, t = thread_index_in_threadgroup, n = uint(dims[0]);
 int taps = dims[1] * dims[2] * dims[3];
-bool by_row = dims[15] != 0, staged = by_row && taps <= 27;
+bool by_row = dims[14] != 0, staged = by_row && taps <= 27;
 if (i < n) {
   uint mask = 0u;
   int site[4], low[3], span[3];
@@ -34,7 +34,7 @@ if (i < n) {
         else nbr[by_row ? size_t(i) * size_t(taps) + size_t(tap) : size_t(tap) * size_t(n) + size_t(i)] = j;
         if (j >= 0) mask |= 1u << uint(bit[tap]);
       }
-  keys[i] = tap_key(mask, i, uint(dims[14]), bit + taps, dims[16]);
+  keys[i] = tap_key(mask, bit + taps, dims[15], uint(dims[16]));
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 uint first = i - t;

@@ -1,6 +1,6 @@
 // Kernel map of a set onto itself, odd sizes, centred, and the sort keys of its rows.
-// in: coords[N, 4] distinct sites (negative batch: padding), table[CAP], cells[N, 8] (coord_hash_insert), bit[T + 2^D - 1] int32, 0 .. 26:
-//     of each tap, and a tree of bits (tap_key.h); dims = {N, CAP, Kx, Ky, Kz, dx, dy, dz, rows of a window, by row, D}
+// in: coords[N, 4] distinct sites (negative batch: padding), table[CAP], cells[N, 8] (coord_hash_insert), bit[T + nodes] int32, 0 .. 26:
+//     of each tap, and a tree of bits (tap_key.h); dims = {N, CAP, Kx, Ky, Kz, dx, dy, dz, by row, nodes, key without a tap}
 // out: nbr[T, N], by row [N, T], int32 row of each tap and row, -1 none; keys[N] uint32 (tap_key.h).
 // grid: one thread a row
 // All taps of a row in one thread: nothing is scattered. The 27 neighbours of a 3 x 3 x 3 kernel lie in eight blocks. By row,
@@ -8,7 +8,7 @@
 threadgroup int stage[256 * 27];
 uint i = thread_position_in_grid.x, t = thread_index_in_threadgroup, n = uint(dims[0]);
 int taps = dims[2] * dims[3] * dims[4];
-bool by_row = dims[9] != 0, staged = by_row && taps <= 27;
+bool by_row = dims[8] != 0, staged = by_row && taps <= 27;
 bool blocks = staged && dims[2] == 3 && dims[3] == 3 && dims[5] == 1 && dims[6] == 1 && dims[7] == 1 && taps == 27;
 if (i < n) {
   uint mask = 0u, last = uint(dims[1]) - 1u;
@@ -29,11 +29,13 @@ if (i < n) {
         entry = after;
         if (first < 0) continue;
         for (int half = 0; half < 2; half++) {
+          int kx = 2 * qx + half - ex;
+          if (kx < 0 || kx > 2) continue;
           uint4 rows = ((const device uint4*)cells)[2 * size_t(first) + size_t(half)];
           for (int c = 0; c < 4; c++) {
             uint j = ~(c == 0 ? rows.x : c == 1 ? rows.y : c == 2 ? rows.z : rows.w);
-            int kx = 2 * qx + half - ex, ky = 2 * qy + (c >> 1) - ey, kz = 2 * qz + (c & 1) - ez;
-            bool near = kx >= 0 && kx < 3 && ky >= 0 && ky < 3 && kz >= 0 && kz < 3;
+            int ky = 2 * qy + (c >> 1) - ey, kz = 2 * qz + (c & 1) - ez;
+            bool near = ky >= 0 && ky < 3 && kz >= 0 && kz < 3;
             if (near && j < n) {
               int tap = (kx * 3 + ky) * 3 + kz;
               stage[int(t) * 27 + tap] = int(j);
@@ -60,7 +62,7 @@ if (i < n) {
           if (j >= 0) mask |= 1u << uint(bit[tap]);
         }
   }
-  keys[i] = tap_key(mask, i, uint(dims[8]), bit + taps, dims[10]);
+  keys[i] = tap_key(mask, bit + taps, dims[9], uint(dims[10]));
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 uint first = i - t;

@@ -1,20 +1,21 @@
 #ifndef MLXSPARSE_TAP_KEY
 #define MLXSPARSE_TAP_KEY
-// Sort key of a row by the mask of its taps, a bit each of 27: window (5 bits), place of the mask in an order in which
-// neighbours differ in few taps; 2^32 - 1 for rows without a tap, which so come last. The order is Gray code of the bits
-// that a tree asks for on the row's way down, then of the others from the highest. Node i asks for bit tree[i] and goes on to
-// node 2 i + 1 where it is 0, to 2 i + 2 where it is 1, depth times.
-METAL_FUNC uint tap_key(uint mask, uint row, uint window, const device int* tree, int depth) {
-  uint place = 0u, asked = 0u, node = 0u;
-  for (int d = 0; d < depth; d++) {
-    uint bit = uint(tree[node]) & 31u, one = mask >> bit & 1u;
-    place = place << 1 | one;
-    asked |= 1u << bit;
-    node = 2u * node + 1u + one;
+// Sort key of a row by the mask of its taps, a bit each of 27: rows with near keys need nearly the same taps. It is the
+// leaf of a tree: node i asks for bit `tree[i] & 31` and goes on to node i + 1 where that is 0, to `tree[i] >> 5` where it
+// is 1; at a leaf, of which no node is more than 27 away, ~tree[i] is the key. Without a tree (nodes = 0) it is the
+// mask's place in Gray code order. none: key of rows without a tap.
+METAL_FUNC uint tap_key(uint mask, const device int* tree, int nodes, uint none) {
+  if (mask == 0u) return none;
+  if (nodes > 0) {
+    int node = 0, found = tree[0];
+    while (found >= 0) {
+      node = (mask >> (uint(found) & 31u) & 1u) != 0u ? found >> 5 : node + 1;
+      found = tree[node];
+    }
+    return uint(~found);
   }
-  for (uint b = 27u; b-- > 0u;)
-    if ((asked >> b & 1u) == 0u) place = place << 1 | (mask >> b & 1u);
+  uint place = mask;
   for (uint s = 1u; s < 32u; s *= 2u) place ^= place >> s;
-  return mask == 0u ? ~0u : min(row / window, 30u) << 27 | place;
+  return place;
 }
 #endif

@@ -1,14 +1,15 @@
 """`python tools/tap_tree.py`: prints the tree of taps that `mlxsparse/backend/tap_tree.py` holds.
 
 Rows of a 3 x 3 x 3 kernel map are ordered so that rows of a tile need the same taps (`kernels/tap_key.h`).
-In a fixed order the same few taps decide for all rows; a tree asks next for the tap that tells the rows left
-apart best. It is grown, level by level, on made surfaces: of a tile of ROWS rows drawn from a node, tap t is
-computed unless no row has it, so that a node of n rows costs n times the sum of 1 - (1 - p_t)^ROWS; each node
-asks for the tap after which its two parts cost least.
+A tree asks next for the tap that tells the rows left apart best. It is grown on made surfaces, seen by
+submanifold and a few by strided kernels: of a tile of ROWS rows drawn from a node, tap t is computed unless
+no row has it, so that a node of n rows costs n times the sum of 1 - (1 - p_t)^ROWS. Again and again the leaf
+that gains most by its best tap asks for it, until there are LEAVES.
 """
 
 from __future__ import annotations
 
+import heapq
 import pathlib
 import sys
 
@@ -18,9 +19,11 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import mlxsparse as ms  # noqa: E402
-from mlxsparse.backend.tap_tree import DEPTH, LETTERS  # noqa: E402
+from mlxsparse.backend.tap_tree import LEAF, LETTERS  # noqa: E402
 
 ROWS = 128  # of a tile
+LEAVES = 8192
+STRIDED = 8  # of so many surfaces one is also seen by a strided kernel
 SIDE = 40  # voxels
 
 
@@ -56,12 +59,19 @@ def surface(rng: np.random.Generator, kind: int) -> np.ndarray:
     return np.unique(np.floor(points + noise + rng.random(3)).astype(np.int64), axis=0)
 
 
-def masks(sites: np.ndarray) -> np.ndarray:
-    """(N,) uint32: bit t tells whether tap t, (kx * 3 + ky) * 3 + kz, reads a site from here."""
+def masks(sites: np.ndarray, stride: int = 1) -> np.ndarray:
+    """(M,) uint32: bit t tells whether tap t, (kx * 3 + ky) * 3 + kz, of an output reads one of the sites.
+
+    Outputs are the sites, or of a stride above 1 all that a tap reaches.
+    """
     coords = np.column_stack([np.zeros(len(sites)), sites]).astype(np.int32)
     x = ms.SparseTensor(coords, mx.zeros((len(sites), 1)))
-    pairs = x.manager.kernel_map(x.key, x.key, ms.Kernel.submanifold(3))
-    found, bits = np.zeros(len(sites), np.uint32), np.uint32(1) << np.arange(27, dtype=np.uint32)
+    kernel, to = ms.Kernel.submanifold(3), x.key
+    if stride > 1:
+        to = x.manager.stride(x.key, stride, kernel_size=3, padding=1, support="touched")
+        kernel = ms.Kernel.of(3, stride, 1)
+    pairs = x.manager.kernel_map(x.key, to, kernel)
+    found, bits = np.zeros(to.count, np.uint32), np.uint32(1) << np.arange(27, dtype=np.uint32)
     np.bitwise_or.at(found, pairs.out_rows, np.repeat(bits, np.diff(pairs.tap_ptr)))
     return found
 
@@ -72,39 +82,51 @@ def cost(having: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return (rows[..., None] * (1 - (1 - share) ** ROWS)).sum(axis=-1)
 
 
-def grown(rows: np.ndarray, depth: int) -> str:
-    """The taps asked for, a letter each, level by level: after node i 2 i + 1 (without it) or 2 i + 2."""
-    kinds, many = np.unique(rows, return_counts=True)
+def best_tap(has: np.ndarray, many: np.ndarray) -> tuple[float, int] | None:
+    """What is gained by asking for a tap, and that tap; None where all rows are alike.
+
+    has (K, 27): taps of each kind of row; many (K,): rows of it.
+    """
+    both = (has * many[:, None]).T @ has  # rows that have taps t and s
+    total, each = many.sum(), both.diagonal()
+    after = cost(both, each) + cost(each - both, total - each)
+    after[(each == 0) | (each == total)] = np.inf
+    tap = int(np.argmin(after))
+    return (float(cost(each, total) - after[tap]), tap) if np.isfinite(after[tap]) else None
+
+
+def grown(rows: np.ndarray, leaves: int) -> str:
+    """A tree of at most so many leaves: a tap's letter, what asks on without it, what asks on with it."""
+    kinds, many = np.unique(rows[rows != 0], return_counts=True)
     has = (kinds[:, None] >> np.arange(27, dtype=np.uint32) & 1).astype(float)
-    node, asked = np.zeros(len(kinds), np.int64), ""
-    for level in range(depth):
-        taps = np.zeros(1 << level, np.int64)
-        for q in range(1 << level):
-            here = node == q
-            both = (has[here] * many[here, None]).T @ has[here]  # rows that have taps t and s
-            total, each = many[here].sum(), both.diagonal()
-            after = cost(both, each) + cost(each - both, total - each)
-            after[total - each == 0] = after[each == 0] = np.inf  # asked before, or the same of all rows
-            # A node without rows, or of one kind of them, asks for any tap not asked for on its way.
-            taps[q] = np.argmin(after) if np.isfinite(after).any() else unasked(asked, level, q)
-        asked += "".join(LETTERS[t] for t in taps)
-        node = 2 * node + (kinds >> taps[node].astype(np.uint32) & 1)
-    return asked
+    taps: dict[int, int] = {}  # of node i, whose children are 2 i + 1 and 2 i + 2
+    open_: list[tuple[float, int, int, np.ndarray]] = []  # less the gain, node, tap, its kinds
 
+    def look(node: int, here: np.ndarray) -> None:
+        found = best_tap(has[here], many[here].astype(float)) if len(here) else None
+        if found is not None:
+            heapq.heappush(open_, (-found[0], node, found[1], here))
 
-def unasked(asked: str, level: int, q: int) -> int:
-    """The first tap that the nodes above node q of this level do not ask for."""
-    node, above = (1 << level) - 1 + q, []
-    while node:
-        node = (node - 1) // 2
-        above.append(asked[node])
-    return next(t for t, letter in enumerate(LETTERS) if letter not in above)
+    look(0, np.arange(len(kinds)))
+    while open_ and len(taps) + 1 < leaves:
+        _, node, tap, here = heapq.heappop(open_)
+        taps[node] = tap
+        having = has[here, tap] == 1
+        look(2 * node + 1, here[~having])
+        look(2 * node + 2, here[having])
+
+    def text(node: int) -> str:
+        return LETTERS[taps[node]] + text(2 * node + 1) + text(2 * node + 2) if node in taps else LEAF
+
+    return text(0)
 
 
 def main() -> None:
     rng = np.random.default_rng(1)
-    found = [masks(surface(rng, i % 5)) for i in range(1000)]
-    tree = grown(np.concatenate(found), DEPTH)
+    surfaces = [surface(rng, i % 5) for i in range(1000)]
+    found = [masks(s) for s in surfaces]
+    found += [masks(s, 2) for s in surfaces[::STRIDED]]
+    tree = grown(np.concatenate(found), LEAVES)
     for start in range(0, len(tree), 100):
         print(f'    "{tree[start : start + 100]}"')
 

@@ -244,16 +244,15 @@ def submanifold_map(
     made: Marked,
     size: Triple,
     dilation: Triple = (1, 1, 1),
-    active: int | None = None,
     *,
     by_row: bool = False,
 ) -> OwnMap:
-    """Map of the marked sites `coords` onto themselves, centred, odd sizes. active: rows without padding."""
+    """Map of the marked sites `coords` onto themselves, centred, odd sizes."""
     n, taps = coords.shape[0], math.prod(size)
-    bit, window, depth = tap_order(size, n if active is None else active)
+    bits, nodes, none = tap_order(size)
     dims = [n, *size, *dilation, *made.extent.low, *made.extent.span, cells(made.extent)]
-    dims += [window, int(by_row), depth]
+    dims += [int(by_row), nodes, none]
     groups = (blocks(n, MAX_THREADS), 1, 1)
-    inputs = [coords, made.bits, made.before, made.ends, bit]
+    inputs = [coords, made.bits, made.before, made.ends, bits]
     shapes = [(n, taps) if by_row else (taps, n), (n,)]
     return OwnMap(*launch("submanifold_bits", inputs, dims, shapes, groups))

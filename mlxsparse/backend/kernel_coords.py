@@ -120,17 +120,16 @@ def submanifold_map(
     table: CoordTable,
     size: Triple,
     dilation: Triple = (1, 1, 1),
-    active: int | None = None,
     *,
     by_row: bool = False,
 ) -> OwnMap:
-    """Map of the table's distinct sites onto themselves, centred, odd sizes. active: rows without padding."""
+    """Map of the table's distinct sites onto themselves, centred, odd sizes."""
     n, taps = table.coords.shape[0], size[0] * size[1] * size[2]
     if taps > MAX_GRID_YZ or any(k % 2 == 0 for k in size):
         raise CapacityError(f"size must be odd on every axis and at most {MAX_GRID_YZ} taps, got {size}")
-    bit, window, depth = tap_order(size, n if active is None else active)
-    inputs = [table.coords, table.slots, table.cells, bit]
-    dims = [n, table.slots.size, *size, *dilation, window, int(by_row), depth]
+    bits, nodes, none = tap_order(size)
+    inputs = [table.coords, table.slots, table.cells, bits]
+    dims = [n, table.slots.size, *size, *dilation, int(by_row), nodes, none]
     shapes = [(n, taps) if by_row else (taps, n), (n,)]
     groups = (blocks(n, MAX_THREADS), 1, 1)
     return OwnMap(*launch("submanifold_map", inputs, dims, shapes, groups))

@@ -86,6 +86,10 @@ KERNELS: dict[str, Kernel] = {
     "coord_hash_lookup": Kernel(
         {"coords": _I, "table": _U, "cells": _U, "queries": _I}, {"rows": _I}, _HASH
     ),
+    "digit_counts": Kernel({"keys": _U, "rows": _I}, {"totals": _I}, ("digit.h",), ("STEPS",)),
+    "digit_places": Kernel(
+        {"keys": _U, "rows": _I, "totals": _I}, {"order": _I}, ("digit.h",), ("STEPS",)
+    ),
     "flip_map": Kernel({"nbr": _I}, {"back": _I}),
     "gather_sum": Kernel(
         {"x": _T, "nbr": _I, "weight": _F, "before": _F, "after": _F}, {"y": _T}, _ROWS, ("T",)

@@ -7,6 +7,7 @@ map on the device, without reading anything back.
 from __future__ import annotations
 
 import functools
+import math
 import os
 from typing import NamedTuple
 
@@ -14,12 +15,12 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CapacityError
+from .digit_order import CHUNK, places_by_key
 from .library import MAX_THREADS, blocks, check_array, filled, launch
-from .tap_tree import DEPTH, LETTERS, TREE
+from .tap_tree import LEAF, TREE, nodes
 
 PLACES = 256  # a multiple of every tile's rows
 WINDOW = 1 << 20  # rows that are ordered by taps together
-WINDOWS = 31  # that a sort key tells apart
 KEY_BITS = 27  # taps that a sort key tells apart
 TURN = 128  # places that have a turn, a multiple of a tile's
 FEWEST, MOST = 128, 2048  # of them where turns pay: below all run at once, above the last ones matter little
@@ -63,29 +64,35 @@ class TapTiles(NamedTuple):
         return (32, 0) if self.alone else (32 * self.taps, 32)
 
 
-@functools.lru_cache(maxsize=64)
-def _bits(size: tuple[int, ...]) -> tuple[mx.array, int]:
-    """A sort bit for each tap of a kernel: taps far from the middle, which few rows have, get high bits.
+class TapOrder(NamedTuple):
+    """What sort keys of rows follow from (kernels/tap_key.h)."""
 
-    Then what the tree of a 3 x 3 x 3 kernel asks for, as bits, and the tree's depth.
+    bits: mx.array  # (T + nodes,) int32: the bit of each tap, then a tree that asks for bits
+    nodes: int  # of the tree; 0: there is none
+    none: int  # key of rows without a tap, the largest there is
+
+
+@functools.lru_cache(maxsize=64)
+def tap_order(size: tuple[int, ...]) -> TapOrder:
+    """By what rows of a kernel map are ordered.
+
+    3 x 3 x 3 kernels have a tree. Of others taps far from the middle, which few rows have, get high bits.
     """
+    if size == (3, 3, 3):
+        tree = nodes()
+        return TapOrder(mx.array([*range(27), *tree], mx.int32), len(tree), TREE.count(LEAF))
     taps = np.indices(size).reshape(len(size), -1)
     middle = (np.array(size)[:, None] - 1) / 2
     far = np.abs(taps - middle).sum(axis=0)
     rank = np.empty(far.size, np.int64)
     rank[np.argsort(far, kind="stable")] = np.arange(far.size)
-    fold = -(-far.size // KEY_BITS)
-    bits, depth = rank // fold, 0
-    if size == (3, 3, 3):
-        bits, depth = np.concatenate([bits, bits[[LETTERS.index(tap) for tap in TREE]]]), DEPTH
-    return mx.array(bits.astype(np.int32)), depth
+    bits = rank // -(-far.size // KEY_BITS)
+    return TapOrder(mx.array(bits.astype(np.int32)), 0, 1 << (int(bits.max(initial=0)) + 1))
 
 
-def tap_order(size: tuple[int, ...], active: int) -> tuple[mx.array, int, int]:
-    """What rows are ordered by (tap_key.h): bits of taps and a tree, rows of a window, the tree's depth."""
-    bits, depth = _bits(size)
-    window = max(int(os.environ.get("MLXSPARSE_WINDOW", WINDOW)), blocks(active, WINDOWS))
-    return bits, window, depth
+def window_rows() -> int:
+    """Rows of a window."""
+    return blocks(int(os.environ.get("MLXSPARSE_WINDOW", WINDOW)), CHUNK) * CHUNK
 
 
 def tap_tiles(
@@ -121,13 +128,12 @@ def tap_tiles(
     if taps == 1 or not sort:  # nothing to tell apart
         order = mx.arange(m, dtype=mx.int32)
     else:
+        known = size if size is not None and math.prod(size) == taps else (taps,)
+        bits, tree, none = tap_order(known)
         if keys is None:
-            whole = size is not None and int(np.prod(size)) == taps
-            bit, window, depth = tap_order(size if size is not None and whole else (taps,), active)
             groups = (blocks(m, MAX_THREADS), 1, 1)
-            dims = [m, taps, window, int(by_row), depth]
-            keys = launch("tap_keys", [nbr, bit], dims, [(m,)], groups)[0]
-        order = mx.argsort(keys).view(mx.int32)
+            keys = launch("tap_keys", [nbr, bits], [m, taps, int(by_row), tree, none], [(m,)], groups)[0]
+        order = places_by_key(keys, none, window_rows())
     shapes = [(places // 32, taps, 32), (places,), (places // 32, words)]
     dims = [sources, m, taps, places, 32 * taps, 32, int(by_row)]
     tiled, rows, masks = launch("tap_tiles", [nbr, order], dims, shapes, (places // MAX_THREADS, words, 1))

@@ -15,6 +15,7 @@ import mlx.core as mx
 from ..backend import kernel_bits, kernel_coords, kernel_sites
 from ..backend.host import require_values
 from ..backend.kernel_bits import Geometry, Marked
+from ..backend.kernel_coords import CoordTable
 from ..backend.kernel_sites import Extent, Reached
 from ..backend.library import begin
 from ..backend.tap_tiles import TapTiles
@@ -55,15 +56,7 @@ def inserted(
 
     def map_ahead() -> None:
         assert expected is not None
-        shape = expected.size, expected.dilation, count
-
-        def by_row() -> ByRow:
-            made = kernel_coords.submanifold_map(table, *shape, by_row=True)
-            if many:
-                begin(made.nbr)
-            return made
-
-        own[expected] = _own_map(coords, count, expected, count, by_row)
+        own[expected] = _own_map(coords, count, expected, partial(_looked_up, table, expected))
         tiles = own[expected].output.tiles
         if not many:  # else they have begun
             begin(*tiles.arrays)
@@ -238,7 +231,7 @@ def _from_marked(coords: mx.array, marks: Marked, rows: int) -> Makers:
 
 
 def _onto_itself(source: Record, kernel: Kernel) -> DeviceMap:
-    shape, marks = (kernel.size, kernel.dilation, source.known), source.marks
+    marks = source.marks
     made = source.own.pop(kernel, None)
     if made is not None:
         ahead.mapped(source.steps, kernel)
@@ -250,23 +243,34 @@ def _onto_itself(source: Record, kernel: Kernel) -> DeviceMap:
 
         def by_row() -> ByRow:
             ahead.mapped(steps, kernel)
-            return kernel_coords.submanifold_map(table, *shape, by_row=True)
+            return _looked_up(table, kernel)
     else:
+        shape = kernel.size, kernel.dilation
         by_row = partial(kernel_bits.submanifold_map, source.coords, marks, *shape, by_row=True)
         source.marks = None  # more memory than a hash table, and most sets need no other map
-    return _own_map(source.coords, source.active, kernel, source.known, by_row)
+    return _own_map(source.coords, source.active, kernel, by_row)
+
+
+def _looked_up(table: CoordTable, kernel: Kernel) -> ByRow:
+    """Map of a set onto itself, by row; of many rows table and map are started while the host goes on."""
+    many = table.coords.shape[0] >= BEGUN
+    if many:
+        begin(table.slots)
+    made = kernel_coords.submanifold_map(table, kernel.size, kernel.dilation, by_row=True)
+    if many:
+        begin(made.nbr)
+    return made
 
 
 def _own_map(
     coords: mx.array,
     active: int | mx.array,
     kernel: Kernel,
-    known: int | None,
     by_row: Callable[[], ByRow],
 ) -> DeviceMap:
     def table() -> mx.array:  # few operators read it
         made = kernel_coords.hash_table(coords)
-        return kernel_coords.submanifold_map(made, kernel.size, kernel.dilation, known).nbr
+        return kernel_coords.submanifold_map(made, kernel.size, kernel.dilation).nbr
 
     return submanifold(table, coords.shape[0], active, kernel.size, by_row)
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import mlx.core as mx  # noqa: E402
 
-PARTS = tuple("tiles attend blocks segments conv bits coords fixed sites norm rows".split())
+PARTS = tuple("tiles attend blocks segments conv bits coords fixed sites norm order rows".split())
 
 
 def device_name() -> str:

@@ -170,10 +170,10 @@ def mirrored() -> None:
             p = tuple(k // 2 * e for k, e in zip(size, d))
             pairs = oracle.conv_pairs(c, c, size, (1, 1, 1), p, d)
             nbr, _ = tables(pairs, int(np.prod(size)), len(rows), len(rows))
-            found = kb.submanifold_map(integers(rows), made, size, d, len(c))
+            found = kb.submanifold_map(integers(rows), made, size, d)
             equal(found.nbr, nbr, f"map {size}")
             equal_order(found.keys, found.nbr, size, len(c))
-            turned = kb.submanifold_map(integers(rows), made, size, d, len(c), by_row=True)
+            turned = kb.submanifold_map(integers(rows), made, size, d, by_row=True)
             equal(turned.nbr, nbr.T, f"map by row {size}")
             equal(turned.keys, np.array(found.keys), f"keys by row {size}")
             few = len(c) // 2  # marked sites without a row have no pair

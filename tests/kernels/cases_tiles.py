@@ -155,39 +155,6 @@ def _out_of_range(dtype: mx.Dtype, co: int) -> None:
             close(tiles.weight_grad(ct, x, lost, plain=plain), less, dtype)
 
 
-def sort_keys() -> None:
-    """Window and taps of each row, row 0 of the other side among them; rows without a pair last."""
-    nbr, bit = rng(5).integers(-1, 3, (4, 90)), np.array([3, 0, 26, 1])
-    nbr[:, 40] = -1
-    arrays, dims = [integers(nbr), integers(bit)], [90, 4, 32, 0, 0]
-    got = np.array(launch("tap_keys", arrays, dims, [(90,)], (1, 1, 1))[0])
-    gray = np.bitwise_or.reduce((nbr >= 0).astype(np.uint32) << bit[:, None].astype(np.uint32), axis=0)
-    code = got & (2**27 - 1)
-    some = gray > 0
-    equal((code ^ (code >> 1))[some], gray[some], "Gray code of the taps")
-    equal((got >> 27)[some], (np.arange(90) // 32)[some], "window")
-    equal(got[~some], np.full((~some).sum(), 2**32 - 1), "rows without a pair")
-
-
-def sort_keys_by_tree() -> None:
-    """Bits that the tree asks for come first, on each row's own way, then the others; in Gray code order."""
-    depth, taps = 3, 27
-    nbr, bit = rng(8).integers(-1, 1, (taps, 200)), rng(9).permutation(taps)
-    tree = np.array([5, 26, 0, 1, 2, 13, 26])  # the last is asked for once more on no row's way
-    bits = integers(np.concatenate([bit, tree]))
-    dims = [200, taps, 1000, 0, depth]
-    got = np.array(launch("tap_keys", [integers(nbr), bits], dims, [(200,)], (1, 1, 1))[0])
-    for column, code in zip((nbr >= 0).T, got):
-        mask, node, way = np.zeros(taps, int), 0, []
-        mask[bit] = column
-        for _ in range(depth):
-            way.append(tree[node])
-            node = 2 * node + 1 + mask[tree[node]]
-        way += [b for b in range(26, -1, -1) if b not in way]
-        wanted = int("".join(str(mask[b]) for b in way), 2)
-        assert int(code) ^ int(code) >> 1 == wanted, "Gray code of the bits on the way"
-
-
 def turns() -> None:
     """Tiles with most taps first, of equal ones the last; of one word of taps and of more."""
     for n, words, low in ((1, 1, 0), (5, 3, 0), (300, 1, 2**30 - 1), (sized(300, 2048), 2, 0)):
@@ -263,7 +230,7 @@ def by_row() -> None:
             equal(b, np.array(a), f"{taps} taps")
 
 
-_PLAIN = sort_keys, sort_keys_by_tree, turns, wild_turns, wild_order, by_row
+_PLAIN = turns, wild_turns, wild_order, by_row
 CASES: dict[str, Case] = {f.__name__: f for f in _PLAIN}
 for _name, _dtype in DTYPES.items():
     for _shape, _options in SHAPES.items():

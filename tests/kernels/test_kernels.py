@@ -22,6 +22,7 @@ from . import (
     cases_coords,
     cases_fixed,
     cases_norm,
+    cases_order,
     cases_rows,
     cases_segments,
     cases_sites,
@@ -40,6 +41,7 @@ PARTS = {
     "conv": cases_conv,
     "tiles": cases_tiles,
     "norm": cases_norm,
+    "order": cases_order,
     "rows": cases_rows,
     "segments": cases_segments,
 }

@@ -17,7 +17,7 @@ from . import selftest, toolchain
 from .check import text_checking_factory
 from .executor import Mode, metal_kernel_factory
 
-PARTS = "attend", "bits", "blocks", "coords", "fixed", "sites", "conv", "tiles", "norm", "rows", "segments"
+PARTS = "attend bits blocks coords fixed sites conv tiles norm order rows segments".split()
 CASES = tuple(f"cases_{part}" for part in PARTS)
 MODES = {
     "plain order": [Mode()],

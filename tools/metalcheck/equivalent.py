@@ -165,6 +165,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "e <= BM * BN": "another threadgroup writes the same value",
     },
     "coord_hash_insert.metal": {"if (block <= n)": "a table with a slot for each row always has one"},
+    "digit.h": {"b <= bits": "one more bit, which no digit has"},
     "finish.h": {
         "value <= 0.0f ? 0.0f": "0 either way",
     },
@@ -227,6 +228,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "r <= 8 ? table": "a lookup that nobody uses",
     },
     "sum_parts.metal": {"p + 8 < dims[0]": _OTHER_WAY},
+    "tap_key.h": {"found > 0": "no node leads back to the first"},
     "tap_tiles.metal": {
         "if (lane == 1u) masks": _TWICE,
         "r <= 32u; r++": "the row of no lane, which the executor makes negative",

@@ -14,7 +14,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxsparse.backend import kernel_block_tiles, kernel_blocks, kernel_segments, library, tile_shapes
+from mlxsparse.backend import (
+    digit_order,
+    kernel_block_tiles,
+    kernel_blocks,
+    kernel_segments,
+    library,
+    tile_shapes,
+)
 from mlxsparse.backend.cuda_compile import Compiler, header_folders
 from mlxsparse.backend.cuda_text import Bounds
 
@@ -82,6 +89,9 @@ def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
             found = kernel_segments.segment_tile(dim, dtype, grad=grad, cuda=True)
             if found is not None:
                 yield {"MODE": mode, **found.sizes()}
+        return
+    if name in ("digit_counts", "digit_places"):
+        yield from ({"STEPS": steps} for steps in digit_order.STEPS)
         return
     if name not in ("conv_tiles", "conv_tiles_grad"):
         yield {}
