@@ -31,8 +31,9 @@ from .tap_tiles import PLACES, TURN, TapTiles
 from .tile_shapes import Tile, tile_for
 
 GRAD_GROUPS = 4096  # threadgroups that a weight gradient is divided into, at most
+GRAD_LEAST = 1024  # threadgroups below which some wait for others, whatever partial sums take: 64 KB each
 GRAD_RUN = 2048  # places of a run, at least: each run writes sums of every weight
-GRAD_BYTES = 1 << 25  # of its partial sums, at most
+GRAD_BYTES = 1 << 25  # of its partial sums, else
 OFFSETS = 2**31  # copies of 16 bytes that a kernel can address
 
 
@@ -276,7 +277,8 @@ def _grad_calls(
     n, size, places, taps, red, outs, used, plain, *steps = sizes
     along = blocks(red, tile.BN)
     pieces = blocks(outs, tile.BM) * along
-    most = min(GRAD_GROUPS // max(1, taps * pieces), GRAD_BYTES // max(1, 4 * taps * outs * red))
+    each = max(1, taps * pieces)
+    most = max(GRAD_LEAST // each, min(GRAD_GROUPS // each, GRAD_BYTES // max(1, 4 * taps * outs * red)))
     # Rows with pairs come first (tap_keys): how they are divided depends on nothing else.
     run = blocks(used, max(1, min(most, used // GRAD_RUN)) * PLACES) * PLACES
     runs = blocks(used, run)

@@ -20,6 +20,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 from .. import nn
+from ..compiled import compile
 from ..errors import CheckpointError, MLXSparseError, PointCloudError
 from ..io.cloud import atomic_write
 from ..models.minkunet import MinkUNet
@@ -93,7 +94,7 @@ def train(
             logits = voxels.devoxelize(feats=model(voxels.tensor.astype(dtype))).astype(mx.float32)
         return scale * mlx.nn.losses.cross_entropy(logits, labels, importance[labels], reduction="mean")
 
-    step = mlx.nn.value_and_grad(model, loss_of)
+    step, update = mlx.nn.value_and_grad(model, loss_of), _updater(model, optimizer)
     for epoch in range(state.epoch, plan.epochs):
         # Each epoch has a generator of its own, so that a resumed training draws what it would have drawn.
         rng = np.random.default_rng([plan.seed, epoch])
@@ -104,7 +105,7 @@ def train(
             voxels = to_voxels(batch.points, batch.inputs, settings.voxel_size)
             loss, gradients = step(model, voxels, mx.array(batch.labels), state.scale)
             losses.append(loss.item() / state.scale)
-            _update(model, optimizer, gradients, state, plan.precision)
+            update(gradients, state, plan.precision)
             if not math.isfinite(losses[-1]):
                 raise MLXSparseError(
                     f"the loss became {losses[-1]} at step {epoch * len(batches) + i + 1}; "
@@ -142,21 +143,32 @@ def _optimizer(learning_rate: float, steps: int) -> optim.AdamW:
     return optim.AdamW(learning_rate=optim.join_schedules([rise, fall], [warm]), weight_decay=1e-2)
 
 
-def _update(model: MinkUNet, optimizer: optim.AdamW, gradients: Any, state: _State, precision: str) -> None:
-    """One optimizer step; in float16, gradients that overflowed are dropped and the loss scaled less."""
-    if state.scale != 1:
-        gradients = tree_map(lambda g: g / state.scale, gradients)
-    gradients, norm = optim.clip_grad_norm(gradients, 5.0)
-    if precision != "float16":
-        optimizer.update(model, gradients)
-    elif math.isfinite(norm.item()):
-        optimizer.update(model, gradients)
-        state.steps_without_overflow += 1
-        if state.steps_without_overflow >= _GROW_AFTER:
-            state.scale, state.steps_without_overflow = state.scale * 2, 0
-    else:
-        state.scale, state.steps_without_overflow = max(state.scale / 2, 1.0), 0
-    mx.eval(model.parameters(), optimizer.state)
+def _updater(model: MinkUNet, optimizer: optim.AdamW) -> Callable[[Any, _State, str], None]:
+    """One optimizer step; in float16, gradients that overflowed are dropped and the loss scaled less.
+
+    Compiled on a GPU: one kernel for each parameter in place of more than ten.
+    """
+    whole = [model.state, optimizer.state]
+    update = compile(lambda gradients: optimizer.update(model, gradients), inputs=whole, outputs=whole)
+
+    @compile
+    def clipped(gradients: Any, scale: mx.array) -> tuple[Any, mx.array]:
+        return optim.clip_grad_norm(tree_map(lambda g: g / scale, gradients), 5.0)
+
+    def run(gradients: Any, state: _State, precision: str) -> None:
+        gradients, norm = clipped(gradients, mx.array(state.scale))
+        if precision != "float16":
+            update(gradients)
+        elif math.isfinite(norm.item()):
+            update(gradients)
+            state.steps_without_overflow += 1
+            if state.steps_without_overflow >= _GROW_AFTER:
+                state.scale, state.steps_without_overflow = state.scale * 2, 0
+        else:
+            state.scale, state.steps_without_overflow = max(state.scale / 2, 1.0), 0
+        mx.eval(model.parameters(), optimizer.state)
+
+    return run
 
 
 @contextlib.contextmanager

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 
+from mlxsparse.backend.device import kernels_everywhere
 from mlxsparse.errors import CheckpointError, MLXSparseError, PointCloudError
 from mlxsparse.tasks import segmentation as task
 from mlxsparse.tasks import training
@@ -114,9 +116,31 @@ def test_an_overflow_in_float16_costs_a_step_and_lowers_the_scale(job):
     infinite = {
         name: mx.full(value.shape, float("inf")) for name, value in tree_flatten(model.trainable_parameters())
     }
-    training._update(model, optimizer, training.tree_unflatten(list(infinite.items())), state, "float16")
+    update = training._updater(model, optimizer)
+    update(training.tree_unflatten(list(infinite.items())), state, "float16")
     assert state.scale == 2.0**11 and state.steps_without_overflow == 0
     assert all(np.array_equal(before[name], value) for name, value in weights(model).items())
+
+
+def test_compiled_optimizer_steps_are_the_eager_ones(job):
+    settings, _ = job
+    found = []
+    for context in (contextlib.nullcontext(), kernels_everywhere()):  # without kernels nothing is compiled
+        model, state = fresh(settings), training._State(0, [], 4.0, 0)
+        optimizer = training._optimizer(1e-2, 40)
+        optimizer.init(model.trainable_parameters())
+        with context:
+            update = training._updater(model, optimizer)
+            for seed in range(3):
+                mx.random.seed(seed)
+                update(
+                    tree_map(lambda p: mx.random.normal(p.shape), model.trainable_parameters()),
+                    state,
+                    "bfloat16",
+                )
+        found.append([*weights(model).values(), *(np.array(v) for _, v in tree_flatten(optimizer.state))])
+    for eager, compiled in zip(*found, strict=True):
+        np.testing.assert_allclose(compiled, eager, rtol=1e-5, atol=1e-7)
 
 
 def test_a_plan_that_cannot_be(job):
