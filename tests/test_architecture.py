@@ -1,6 +1,6 @@
 """Imports point one way, the core needs only mlx and numpy, and files stay short.
 
-The rule, lowest first: backend < engine < {coords, blocksparse} < tensor < masks < ops < nn < blocks < models
+The rule, lowest first: backend < engine < {coords, blocksparse} < tensor < {masks, compiled} < ops < nn < blocks < models
 < tasks < {pipeline, cli}. `errors` lies below all. io, interop, viz and testing see nothing above `errors`,
 with the exceptions named below. The checks read the text of the imports; nothing is imported.
 """
@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("engine",),
     ("coords", "blocksparse"),
     ("tensor",),
-    ("masks",),
+    ("masks", "compiled"),
     ("ops",),
     ("nn",),
     ("blocks",),
@@ -50,7 +50,7 @@ USES_STANDALONE = {
 # Files beside the layers that carry values between them and a layer, and the layer each may name.
 BRIDGES = {"mlxsparse/testing/adapt.py": {"tensor"}}
 # The top-level modules that only gather names, or that act on SparseTensor from outside the layers.
-TOP_LEVEL = {"__init__", "__main__", "compiled", "transforms"}
+TOP_LEVEL = {"__init__", "__main__", "transforms"}
 # Parts that make up `pip install mlxsparse`: they must import without any extra.
 CORE = {name for names in LAYERS for name in names} - {"tasks", "pipeline", "cli"} | {"interop"} | TOP_LEVEL
 # Files of the core that need an extra, and are imported only where it is installed.
