@@ -20,7 +20,7 @@ from ..errors import DeviceError
 # training step would be in memory at once. MLX reads both at its first CUDA operation.
 if mx.cuda.is_available():
     os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
-    os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "4")
+    os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "2")
 
 _traced: set[str] = set()
 _kernels_everywhere = False
