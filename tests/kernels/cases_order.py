@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import mlx.core as mx
 import numpy as np
 
 from mlxsparse.backend.digit_order import CHUNK, places_by_key
 from mlxsparse.backend.library import launch
-from mlxsparse.backend.tap_tiles import tap_order
+from mlxsparse.backend.tap_tiles import tap_order, tap_tiles
 
 from .common import Case, equal, integers, rng, sized
 
@@ -94,5 +96,27 @@ def places_by_long_keys() -> None:
     places(sized(300, 20_000), 2**32 - 1, CHUNK)
 
 
-_PLAIN = keys, keys_by_tree, keys_of_a_cube, few_places, many_places, places_of_few_kinds, places_by_long_keys
+def windows_of_a_map() -> None:
+    """Rows of a map stay in their window; a window is a whole number of threadgroups."""
+    nbr = rng(11).integers(-1, 1, (5, CHUNK + 300))
+    os.environ["MLXSPARSE_WINDOW"] = str(CHUNK - 9)
+    try:
+        rows = np.array(tap_tiles(integers(nbr), 1).rows)
+    finally:
+        del os.environ["MLXSPARSE_WINDOW"]
+    places = rows[: CHUNK + 300]
+    equal(np.sort(places[:CHUNK]), np.arange(CHUNK), "rows of the first window")
+    equal(np.sort(places[CHUNK:]), np.arange(CHUNK, CHUNK + 300), "rows of the second")
+
+
+_PLAIN = (
+    keys,
+    keys_by_tree,
+    keys_of_a_cube,
+    few_places,
+    many_places,
+    places_of_few_kinds,
+    places_by_long_keys,
+    windows_of_a_map,
+)
 CASES: dict[str, Case] = {f.__name__: f for f in _PLAIN}
