@@ -1,8 +1,9 @@
 """Which path a convolution takes on a GPU: forced, measured on this machine, or the default.
 
 Paths: "tiles", the kernel over rows ordered by taps; "rows", the kernel that needs no order; "gather", MLX's
-own gather and matrix product. ``MLXSPARSE_PATH`` forces one, `forced` does so in code, and
-``mlxsparse tune --device gpu`` measures them and writes a table that is read from then on.
+own gather and matrix product; "dense", MLX's own convolution on a grid, for sets that fill enough of their
+bounds. ``MLXSPARSE_PATH`` forces one, `forced` does so in code, and ``mlxsparse tune --device gpu`` measures
+them and writes a table that is read from then on.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import mlx.core as mx
 from ..errors import CheckpointError, MLXSparseError
 from .device import cache_folder, trace
 
-PATHS = ("tiles", "rows", "gather")
-VERSION = 1
+PATHS = ("tiles", "rows", "gather", "dense")
+VERSION = 2
 _forced: str | None = None
 _forgotten = 0  # times
 
@@ -35,6 +36,7 @@ class Case(NamedTuple):
     taps: int
     channels_in: int
     channels_out: int
+    filled: int = 1  # percent of the cells of their bounds that are rows, 1 where that is not known
 
     def distance(self, other: Case) -> float:
         """Between two cases of one dtype, in octaves."""
@@ -74,7 +76,9 @@ def _choice(case: Case, possible: tuple[str, ...], wanted: str, device: str) -> 
         if _checked(wanted, "MLXSPARSE_PATH") not in possible:
             raise MLXSparseError(
                 f"the path {wanted!r} was forced, and this convolution ({case}) can only take {possible}: "
-                "groups take 'rows' alone, and float32 on CUDA takes 'gather' with MLXSPARSE_FP32=tf32 alone"
+                "groups take 'rows' alone, float32 on CUDA takes 'gather' and 'dense' with "
+                "MLXSPARSE_FP32=tf32 alone, and 'dense' takes sets of a known number of rows that fill a "
+                "sixteenth of their bounds, forwards"
             )
         found, why = wanted, "forced"
     else:

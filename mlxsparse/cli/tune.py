@@ -1,7 +1,7 @@
 """Measure the paths of a convolution on this GPU and keep the fastest for each size.
 
 Needs --device gpu. The table is read by every later run; `MLXSPARSE_TUNING` names another file, and
-`MLXSPARSE_PATH` = tiles, rows or gather forces a path whatever the table says.
+`MLXSPARSE_PATH` = tiles, rows, gather or dense forces a path whatever the table says.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ import numpy as np
 
 from .. import ops
 from ..backend import executor, tuning
+from ..coords import Kernel
+from ..engine.conv_kernel import tuning_case
+from ..engine.device_map import DeviceMap
 from ..errors import MLXSparseError
 from ..tensor import SparseTensor
 from .common import UsageError, progress_bar
@@ -45,12 +48,13 @@ def run(options: argparse.Namespace) -> int:
     results = measure(options.rows, options.channels, options.types, options.calls)
     target = options.out or tuning.table_path()
     tuning.write(results, target)
-    print(f"{'case':44s} " + " ".join(f"{path:>10s}" for path in tuning.PATHS) + "  ms")
+    print(f"{'case':52s} " + " ".join(f"{path:>10s}" for path in tuning.PATHS) + "  ms")
     for case, times in results:
         best = min(times, key=lambda path: times[path])
-        name = f"{case.dtype} {case.rows} rows {case.channels_in} -> {case.channels_out}"
+        channels = f"{case.channels_in} -> {case.channels_out}"
+        name = f"{case.dtype} {case.rows} rows {channels}, {case.filled}% filled"
         cells = [_cell(times.get(path), path == best) for path in tuning.PATHS]
-        print(f"{name:44s} " + " ".join(cells))
+        print(f"{name:52s} " + " ".join(cells))
     print(f"wrote {target}")
     return 0
 
@@ -68,15 +72,22 @@ def surface(rows: int) -> np.ndarray:
     return np.column_stack([np.zeros(len(shell)), shell]).astype(np.int32)
 
 
+def box(rows: int) -> np.ndarray:
+    """All sites of a cube, at least `rows`, (n, 4) int32."""
+    side = next(n for n in itertools.count(1) if n**3 >= rows)
+    sites = np.indices((side,) * 3).reshape(3, -1).T
+    return np.column_stack([np.zeros(len(sites)), sites]).astype(np.int32)
+
+
 def measure(
     sizes: list[int], channels: list[int], types: list[str], calls: int
 ) -> list[tuple[tuning.Case, dict[str, float]]]:
-    """Milliseconds of a 3x3x3 submanifold convolution by each path that can run it."""
+    """Milliseconds of a 3x3x3 submanifold convolution by each path that can run it, on surfaces and cubes."""
     results = []
-    sets = list(itertools.product(sizes, types))
+    sets = list(itertools.product(sizes, types, (surface, box)))
     with progress_bar("measure", "set") as progress:
-        for done, (rows, dtype) in enumerate(sets, 1):
-            results += _measure_set(surface(rows), dtype, channels, calls)
+        for done, (rows, dtype, sites) in enumerate(sets, 1):
+            results += _measure_set(sites(rows), dtype, channels, calls)
             progress(done, len(sets))
     return results
 
@@ -86,6 +97,8 @@ def _measure_set(
 ) -> list[tuple[tuning.Case, dict[str, float]]]:
     results = []
     x = SparseTensor(coords, mx.zeros((len(coords), 1)), batch_size=1)
+    pairs = x.manager.kernel_map(x.key, x.key, Kernel.submanifold(3)).relation
+    assert isinstance(pairs, DeviceMap)
     for c in channels:
         feats = mx.random.normal((len(coords), c)).astype(TYPES[dtype])
         w = mx.random.normal((c, 3, 3, 3, c)).astype(TYPES[dtype])
@@ -97,7 +110,7 @@ def _measure_set(
                     times[path] = _median(partial(ops.subm_conv3d, inputs, w), calls)
             except MLXSparseError:
                 continue  # this path cannot run it
-        results.append((tuning.Case(dtype, len(coords), 27, c, c), times))
+        results.append((tuning_case(TYPES[dtype], w, pairs), times))
     return results
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from ..backend.kernel_coords import CoordTable
 from ..backend.kernel_sites import Extent, Reached
 from ..backend.library import begin
 from ..backend.tap_tiles import TapTiles
+from ..engine.dense_grid import Grid
 from ..engine.device_map import BEGUN, ByRow, DeviceMap, Side, submanifold
 from ..engine.index import LIMIT, build_index
 from ..engine.sorting import bounds_of
@@ -280,7 +282,7 @@ def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
     source, target = in_key._record, out_key._record
     rows_in, rows_out = source.coords.shape[0], target.coords.shape[0]
     if kernel.is_centred and source is target:
-        return _onto_itself(source, kernel)
+        return replace(_onto_itself(source, kernel), grid=_grid(source, source, kernel))
     sides = _by_bits(source, target, kernel)
     if sides is None:
         known = source.windows.get(kernel.stride) if kernel.covers_once else None
@@ -295,9 +297,21 @@ def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
     output, inputs = (partial(_side, makers, kernel.size) for makers in sides)
     if sides[0].table is None:
         far = inputs(rows_out, source.active)
-        return DeviceMap(output(rows_in, target.active, far), far, source.active, target.active)
-    near = output(rows_in, target.active)
-    return DeviceMap(near, inputs(rows_out, source.active, near), source.active, target.active)
+        near = output(rows_in, target.active, far)
+    else:
+        near = output(rows_in, target.active)
+        far = inputs(rows_out, source.active, near)
+    return DeviceMap(near, far, source.active, target.active, grid=_grid(source, target, kernel))
+
+
+def _grid(source: Record, target: Record, kernel: Kernel) -> Grid | None:
+    """Where the rows of both sets lie, if that is known and they fill enough of it."""
+    extent = target._extent
+    if source.known is None or target.known is None or extent is None:
+        return None
+    shape = kernel.size, kernel.stride, kernel.padding, kernel.dilation
+    made = Grid(source.coords, target.coords, extent.low, extent.span, source.batch_size, *shape)
+    return made if made.worthwhile else None
 
 
 def _side(

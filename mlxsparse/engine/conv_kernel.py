@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..backend import kernel_conv, kernel_fixed, kernel_tiles, tile_shapes, tuning
 from ..backend.autodiff import Gradient, direct, prepared
 from ..backend.library import factory, on_cuda
-from . import conv_gather, finish, origin
+from . import conv_dense, conv_gather, finish, origin
 from .device_map import DeviceMap, Side, identity
 from .neighbors import TapPairs
 from .tables import column_sums, device_map
@@ -58,13 +58,18 @@ def _path(name: str, x: mx.array, weight: mx.array, pairs: DeviceMap, groups: in
     elif x.dtype == mx.float32 and on_cuda() and kernel_conv.fp32_mode(x.dtype) != 0:
         possible = ("tiles", "rows")  # MLX multiplies in TF32
     else:
-        possible = tuning.PATHS
+        possible = tuning.PATHS if pairs.grid is not None else tuning.PATHS[:-1]
     if name != "convolution":
         return possible[0]
+    return tuning.choose(tuning_case(x.dtype, weight, pairs, groups), possible)
+
+
+def tuning_case(dtype: mx.Dtype, weight: mx.array, pairs: DeviceMap, groups: int = 1) -> tuning.Case:
+    """What the path of a convolution depends on."""
     channels_out, channels_in, taps = weight.shape[0], weight.shape[-1], math.prod(weight.shape[1:-1])
-    dtype = str(x.dtype).removeprefix("mlx.core.")
-    found = tuning.Case(dtype, pairs.rows_out, taps, channels_in * groups, channels_out)
-    return tuning.choose(found, possible)
+    filled = 1 if pairs.grid is None else pairs.grid.filled
+    name = str(dtype).removeprefix("mlx.core.")
+    return tuning.Case(name, pairs.rows_out, taps, channels_in * groups, channels_out, filled)
 
 
 def product(
@@ -88,6 +93,8 @@ def product(
     path = _path(name, x, weight, pairs, groups)
     if path == "gather":
         return lambda x, w, *b: conv_gather.convolve(x, w.reshape(shape), b[0] if biased else None, pairs)
+    if path == "dense":
+        return lambda x, w, *b: conv_dense.convolve(x, w, b[0] if biased else None, pairs)
     tiled = path == "tiles"
     active = None if bias is None else count  # without a bias, rows without a pair are 0 as they are
     if tiled:

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..backend.library import begin, numbers
 from ..backend.tap_tiles import TapTiles, itself, table_of, tap_tiles
+from .dense_grid import Grid
 from .neighbors import TapPairs
 
 # The transpose of a table, (rows, T), and by what tiles order its rows, where that was made with it.
@@ -81,6 +82,7 @@ class DeviceMap:
     """Pairs of a kernel map as tables; ``output`` has a row of each output, ``input`` one of each input.
 
     symmetric: a map of a set onto itself in which tap t reads back what tap T - 1 - t reads.
+    grid: where the rows lie, if they fill enough of their bounds for a dense convolution.
     """
 
     output: Side
@@ -88,6 +90,7 @@ class DeviceMap:
     num_in: int | mx.array  # active rows; an array where they are not known on the host
     num_out: int | mx.array
     symmetric: bool = False
+    grid: Grid | None = None
 
     @property
     def rows_in(self) -> int:

@@ -64,7 +64,9 @@ def test_gradients_are_the_same_bits(kernels, monkeypatch, bias, padding, dtype)
         net.set_dtype(dtype)
         for _ in range(replay.AFTER + 1):  # what is kept of launches is there
             gradients(net, x)
-        found.append(gradients(net, x))
+        # What else is let go of meanwhile makes it seem less: the most of a few counts.
+        held = max(gradients(net, x)[2] for _ in range(3))
+        found.append((*gradients(net, x)[:2], held))
         gc.collect()
     (a, one, less), (b, other, more) = found
     assert a.item() == b.item() and one.keys() == other.keys()

@@ -1,0 +1,69 @@
+"""Convolution by MLX's own on a dense grid: for sets that fill most of their bounds, or are tiny.
+
+Nothing is looked up but the cell of each row: no kernel map is made. What is not there is 0, and is
+multiplied, so that a weight that is infinite or NaN makes every output NaN.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from ..backend.autodiff import Gradient, differentiable
+from .device_map import DeviceMap
+from .tables import column_sums
+
+
+def _spread(x: mx.array, rows: mx.array, shape: tuple[int, ...]) -> mx.array:
+    """x (N, C) on a grid of `shape`, 0 where there is no row."""
+    if x.shape[0] == 0:
+        return mx.zeros((*shape, x.shape[1]), x.dtype)
+    there = mx.where((rows >= 0)[:, None], x[mx.maximum(rows, 0)], mx.zeros((), x.dtype))
+    return there.reshape(*shape, x.shape[1])
+
+
+def _taken(grid: mx.array, cells: mx.array) -> mx.array:
+    """(N, C) rows of a grid, 0 where there is no cell."""
+    if grid.size == 0 or cells.size == 0:
+        return mx.zeros((cells.size, grid.shape[-1]), grid.dtype)
+    flat = grid.reshape(-1, grid.shape[-1])
+    there = (cells < flat.shape[0])[:, None]
+    return mx.where(there, flat[mx.minimum(cells, flat.shape[0] - 1)], mx.zeros((), grid.dtype))
+
+
+def convolve(x: mx.array, weight: mx.array, bias: mx.array | None, pairs: DeviceMap) -> mx.array:
+    """As gather_gemm.convolve, groups = 1, by the map's grid."""
+    dtype, count, grid = x.dtype, pairs.num_out, pairs.grid
+    assert grid is not None
+    inside, outside = (grid.items, *grid.reach), (grid.items, *grid.span)
+
+    def product(x: mx.array, w: mx.array) -> mx.array:
+        if x.size == 0:
+            return mx.zeros((*outside, w.shape[0]), dtype)
+        return mx.conv_general(x, w, stride=grid.stride, kernel_dilation=grid.dilation)
+
+    def taps(w: mx.array) -> mx.array:
+        return w.astype(dtype).reshape(w.shape[0], *grid.size, w.shape[-1])
+
+    def forward(x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
+        y = _taken(product(_spread(x, grid.input_rows, inside), taps(w)), grid.output_cells)
+        if not b:
+            return y
+        live = mx.arange(y.shape[0])[:, None] < count
+        return mx.where(live, y.astype(mx.float32) + b[0].astype(mx.float32), 0).astype(dtype)
+
+    def input_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
+        zeros, spread = mx.zeros((*inside, x.shape[1]), dtype), _spread(ct, grid.output_rows, outside)
+        return _taken(mx.vjp(lambda a: product(a, taps(w)), [zeros], [spread])[1][0], grid.input_cells)
+
+    def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
+        there, spread = _spread(x, grid.input_rows, inside), _spread(ct, grid.output_rows, outside)
+        found = mx.vjp(lambda v: product(there, v), [mx.zeros_like(taps(w))], [spread])[1][0]
+        return found.reshape(w.shape).astype(w.dtype)
+
+    def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
+        return column_sums(ct, count).astype(b.dtype)
+
+    gradients: tuple[Gradient, ...] = (input_gradient, weight_gradient)
+    if bias is None:
+        return differentiable("convolution", forward, gradients, x, weight)
+    return differentiable("convolution", forward, (*gradients, bias_gradient), x, weight, bias)
