@@ -11,6 +11,7 @@ import mlx.core as mx
 Triple = tuple[int, int, int]
 TINY = 1 << 12  # cells of a grid that is always tried
 SPARSE = 16  # cells for each row, above which it is not
+MOST = 2**31 - 2  # cells, whose numbers have 32 bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +48,9 @@ class Grid:
 
     @property
     def worthwhile(self) -> bool:
+        """Whether a dense convolution may run: the grid is tiny, or not much larger than the sets."""
         rows = min(self.inputs.shape[0], self.outputs.shape[0])
-        return self.cells <= max(TINY, SPARSE * rows)
+        return self.cells <= min(max(TINY, SPARSE * rows), MOST)
 
     @cached_property
     def input_cells(self) -> mx.array:
@@ -68,10 +70,12 @@ class Grid:
 
     @cached_property
     def output_rows(self) -> mx.array:
+        """(cells,) int32, likewise of the output side."""
         return _rows(self.output_cells, self.items * math.prod(self.span))
 
 
 def _cells(coords: mx.array, start: list[int], span: Triple, items: int) -> mx.array:
+    # In 64 bits: padding may be anywhere.
     site = coords.astype(mx.int64)
     batch, place = site[:, 0], site[:, 1:] - mx.array(start, mx.int64)
     inside = (batch >= 0) & (batch < items) & ((place >= 0) & (place < mx.array(span, mx.int64))).all(axis=1)
