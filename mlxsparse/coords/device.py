@@ -53,13 +53,13 @@ def inserted(
     table = kernel_coords.hash_table(coords, rows=count)
     if many and plan:  # it takes the GPU longer than the host what follows
         begin(table.slots)
-    own: dict[Kernel, DeviceMap] = {}
+    own: dict[Kernel, TapTiles] = {}
     expected = ahead.next_map(root)
 
     def map_ahead() -> None:
         assert expected is not None
-        own[expected] = _own_map(coords, count, expected, partial(_looked_up, table, expected))
-        tiles = own[expected].output.tiles
+        tiles = _own_map(coords, count, expected, partial(_looked_up, table, expected)).output.tiles
+        own[expected] = tiles
         if not many:  # else they have begun
             begin(*tiles.arrays)
 
@@ -233,14 +233,18 @@ def _from_marked(coords: mx.array, marks: Marked, rows: int) -> Makers:
 
 
 def _onto_itself(source: Record, kernel: Kernel) -> DeviceMap:
-    marks = source.marks
+    marks, steps = source.marks, source.steps
     made = source.own.pop(kernel, None)
     if made is not None:
-        ahead.mapped(source.steps, kernel)
-        return made
+
+        def tiles() -> TapTiles:
+            ahead.mapped(steps, kernel)
+            return made
+
+        return _own_map(source.coords, source.active, kernel, tiles=tiles)
     by_row: Callable[[], ByRow]
     if marks is None:
-        table, steps = source.table, source.steps
+        table = source.table
         del source.table  # 40 bytes a row, and most sets need no other map
 
         def by_row() -> ByRow:
@@ -268,13 +272,14 @@ def _own_map(
     coords: mx.array,
     active: int | mx.array,
     kernel: Kernel,
-    by_row: Callable[[], ByRow],
+    by_row: Callable[[], ByRow] | None = None,
+    tiles: Callable[[], TapTiles] | None = None,
 ) -> DeviceMap:
     def table() -> mx.array:  # few operators read it
         made = kernel_coords.hash_table(coords)
         return kernel_coords.submanifold_map(made, kernel.size, kernel.dilation).nbr
 
-    return submanifold(table, coords.shape[0], active, kernel.size, by_row)
+    return submanifold(table, coords.shape[0], active, kernel.size, by_row, tiles)
 
 
 def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel) -> DeviceMap:

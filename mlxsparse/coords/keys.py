@@ -19,7 +19,8 @@ from ..backend.kernel_rows import Segments
 from ..backend.kernel_sites import Extent, Reached, box_of, extent_between
 from ..backend.library import begin
 from ..backend.status import clear
-from ..engine.device_map import DeviceMap, identity
+from ..backend.tap_tiles import TapTiles
+from ..engine.device_map import identity
 from ..engine.index import CoordIndex, build_index
 from ..engine.sorting import Packed
 from ..errors import CapacityError
@@ -71,7 +72,7 @@ class Record:
         self.windows: dict[Triple, tuple[weakref.ref[Record], Reached]] = {}
         self.marks: Marked | None = None  # on a GPU: the rows as bits, in their order
         self.ahead: Ahead | None = None  # on a GPU: a set made from these rows that was counted in advance
-        self.own: dict[Kernel, DeviceMap] = {}  # on a GPU: maps onto itself that were made in advance
+        self.own: dict[Kernel, TapTiles] = {}  # on a GPU: maps onto itself that were made in advance
         self.steps: Steps = ()  # what led here (ahead.py)
         # By output record, held weakly (a map dies with either end), then executor and kernel.
         self.maps: weakref.WeakKeyDictionary[Record, dict[tuple[str, Kernel], KernelMap]]

@@ -170,6 +170,14 @@ def test_gpu_own_maps_are_made_ahead(reads: list[int]) -> None:
             CoordinateManager().insert(twice, batch_size=3)
         kept = [CoordinateManager().insert(rows, batch_size=3)._record.own for _ in range(3)]
         assert [[*own] for own in kept] == [[three], [], []]
+        # A path that does not read the ordered map has not asked for it.
+        map_of(three)
+        made.clear()
+        for _ in range(3):
+            key = CoordinateManager().insert(rows, batch_size=3)
+            made.append([*key._record.own])
+            mx.eval(key.manager.kernel_map(key, key, three).relation.output.table)
+        assert made == [[three], [three], []]
 
 
 def test_gpu_bounds_that_are_expected_grow_and_shrink(reads: list[int]) -> None:
