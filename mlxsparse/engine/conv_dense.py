@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from ..backend.autodiff import Gradient, differentiable
+from .conv_gather import biased
 from .device_map import DeviceMap
-from .tables import column_sums
 
 
 def _spread(x: mx.array, rows: mx.array, shape: tuple[int, ...]) -> mx.array:
@@ -32,11 +31,11 @@ def _taken(grid: mx.array, cells: mx.array) -> mx.array:
 
 def convolve(x: mx.array, weight: mx.array, bias: mx.array | None, pairs: DeviceMap) -> mx.array:
     """As gather_gemm.convolve, groups = 1, by the map's grid."""
-    dtype, count, grid = x.dtype, pairs.num_out, pairs.grid
+    dtype, grid = x.dtype, pairs.grid
     assert grid is not None
     inside, outside = (grid.items, *grid.reach), (grid.items, *grid.span)
 
-    def product(x: mx.array, w: mx.array) -> mx.array:
+    def on_grid(x: mx.array, w: mx.array) -> mx.array:
         if x.size == 0:
             return mx.zeros((*outside, w.shape[0]), dtype)
         return mx.conv_general(x, w, stride=grid.stride, kernel_dilation=grid.dilation)
@@ -44,26 +43,16 @@ def convolve(x: mx.array, weight: mx.array, bias: mx.array | None, pairs: Device
     def taps(w: mx.array) -> mx.array:
         return w.astype(dtype).reshape(w.shape[0], *grid.size, w.shape[-1])
 
-    def forward(x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
-        y = _taken(product(_spread(x, grid.input_rows, inside), taps(w)), grid.output_cells)
-        if not b:
-            return y
-        live = mx.arange(y.shape[0])[:, None] < count
-        return mx.where(live, y.astype(mx.float32) + b[0].astype(mx.float32), 0).astype(dtype)
+    def product(x: mx.array, w: mx.array) -> mx.array:
+        return _taken(on_grid(_spread(x, grid.input_rows, inside), taps(w)), grid.output_cells)
 
     def input_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         zeros, spread = mx.zeros((*inside, x.shape[1]), dtype), _spread(ct, grid.output_rows, outside)
-        return _taken(mx.vjp(lambda a: product(a, taps(w)), [zeros], [spread])[1][0], grid.input_cells)
+        return _taken(mx.vjp(lambda a: on_grid(a, taps(w)), [zeros], [spread])[1][0], grid.input_cells)
 
     def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         there, spread = _spread(x, grid.input_rows, inside), _spread(ct, grid.output_rows, outside)
-        found = mx.vjp(lambda v: product(there, v), [mx.zeros_like(taps(w))], [spread])[1][0]
+        found = mx.vjp(lambda v: on_grid(there, v), [mx.zeros_like(taps(w))], [spread])[1][0]
         return found.reshape(w.shape).astype(w.dtype)
 
-    def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
-        return column_sums(ct, count).astype(b.dtype)
-
-    gradients: tuple[Gradient, ...] = (input_gradient, weight_gradient)
-    if bias is None:
-        return differentiable("convolution", forward, gradients, x, weight)
-    return differentiable("convolution", forward, (*gradients, bias_gradient), x, weight, bias)
+    return biased(product, (input_gradient, weight_gradient), x, weight, bias, pairs.num_out)
