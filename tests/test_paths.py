@@ -40,17 +40,17 @@ def outcome(x, w, b, **how):
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
-@pytest.mark.parametrize("capacity", [None, 96])
+@pytest.mark.parametrize("capacity", [None, 624])
 def test_paths_agree(kernels, dtype, capacity, monkeypatch):
     monkeypatch.setattr("mlxsparse.engine.conv_gather.PIECE_BYTES", 8192)  # several pieces
-    x = tensor(80).astype(dtype)
+    x = tensor(600).astype(dtype)  # of which there is a grid
     x = x if capacity is None else x.with_capacity(capacity)
     w, b = weight(5, 3, 4).astype(dtype), mx.ones((5,)).astype(dtype)
     results = {}
-    for path in ("tiles", "rows", "gather"):  # dense: tests/ops/test_conv_dense.py
+    for path in tuning.PATHS:
         with tuning.forced(path):
             results[path] = outcome(x, w, b, stride=2, support="parents")
-    for path in ("rows", "gather"):
+    for path in tuning.PATHS[1:]:
         for got, wanted in zip(results[path], results["tiles"]):
             close = 2e-2 if dtype != mx.float32 or ms.backend.library.on_cuda() else 1e-5
             np.testing.assert_allclose(got, wanted, rtol=close, atol=close * max(1, np.abs(wanted).max()))

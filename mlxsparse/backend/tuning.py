@@ -77,8 +77,8 @@ def _choice(case: Case, possible: tuple[str, ...], wanted: str, device: str) -> 
             raise MLXSparseError(
                 f"the path {wanted!r} was forced, and this convolution ({case}) can only take {possible}: "
                 "groups take 'rows' alone, float32 on CUDA takes 'gather' and 'dense' with "
-                "MLXSPARSE_FP32=tf32 alone, and 'dense' takes sets of a known number of rows that fill a "
-                "sixteenth of their bounds, forwards"
+                "MLXSPARSE_FP32=tf32 alone, and 'dense' takes sets that fill a sixteenth of known bounds, "
+                "forwards"
             )
         found, why = wanted, "forced"
     else:

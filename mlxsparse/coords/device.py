@@ -311,11 +311,10 @@ def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
 
 def _grid(source: Record, target: Record, kernel: Kernel) -> Grid | None:
     """Where the rows of both sets lie, if that is known and they fill enough of it."""
-    extent = target._extent
-    if source.known is None or target.known is None or extent is None:
+    if target._extent is None:
         return None
     shape = kernel.size, kernel.stride, kernel.padding, kernel.dilation
-    made = Grid(source.coords, target.coords, extent.low, extent.span, source.batch_size, *shape)
+    made = Grid(source.coords, target.coords, target._extent, *shape)
     return made if made.worthwhile else None
 
 

@@ -6,53 +6,30 @@ multiplied, so that a weight that is infinite or NaN makes every output NaN.
 
 from __future__ import annotations
 
+import math
+
 import mlx.core as mx
 
-from .conv_gather import biased
-from .device_map import DeviceMap
+from .dense_grid import Grid, shape_of
+from .rows_kernel import put_distinct, take_distinct
 
 
-def _spread(x: mx.array, rows: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """x (N, C) on a grid of `shape`, 0 where there is no row."""
-    if x.shape[0] == 0:
-        return mx.zeros((*shape, x.shape[1]), x.dtype)
-    there = mx.where((rows >= 0)[:, None], x[mx.maximum(rows, 0)], mx.zeros((), x.dtype))
-    return there.reshape(*shape, x.shape[1])
+def convolve(
+    x: mx.array, weight: mx.array, bias: mx.array | None, grid: Grid, count: int | mx.array
+) -> mx.array:
+    """As gather_gemm.convolve, groups = 1: x (N, Ci), weight (Co, Kx, Ky, Kz, Ci) or (Co, T, Ci) -> (M, Co).
 
-
-def _taken(grid: mx.array, cells: mx.array) -> mx.array:
-    """(N, C) rows of a grid, 0 where there is no cell."""
-    if grid.size == 0 or cells.size == 0:
-        return mx.zeros((cells.size, grid.shape[-1]), grid.dtype)
-    flat = grid.reshape(-1, grid.shape[-1])
-    there = (cells < flat.shape[0])[:, None]
-    return mx.where(there, flat[mx.minimum(cells, flat.shape[0] - 1)], mx.zeros((), grid.dtype))
-
-
-def convolve(x: mx.array, weight: mx.array, bias: mx.array | None, pairs: DeviceMap) -> mx.array:
-    """As gather_gemm.convolve, groups = 1, by the map's grid."""
-    dtype, grid = x.dtype, pairs.grid
-    assert grid is not None
-    inside, outside = (grid.items, *grid.reach), (grid.items, *grid.span)
-
-    def on_grid(x: mx.array, w: mx.array) -> mx.array:
-        if x.size == 0:
-            return mx.zeros((*outside, w.shape[0]), dtype)
-        return mx.conv_general(x, w, stride=grid.stride, kernel_dilation=grid.dilation)
-
-    def taps(w: mx.array) -> mx.array:
-        return w.astype(dtype).reshape(w.shape[0], *grid.size, w.shape[-1])
-
-    def product(x: mx.array, w: mx.array) -> mx.array:
-        return _taken(on_grid(_spread(x, grid.input_rows, inside), taps(w)), grid.output_cells)
-
-    def input_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
-        zeros, spread = mx.zeros((*inside, x.shape[1]), dtype), _spread(ct, grid.output_rows, outside)
-        return _taken(mx.vjp(lambda a: on_grid(a, taps(w)), [zeros], [spread])[1][0], grid.input_cells)
-
-    def weight_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
-        there, spread = _spread(x, grid.input_rows, inside), _spread(ct, grid.output_rows, outside)
-        found = mx.vjp(lambda v: on_grid(there, v), [mx.zeros_like(taps(w))], [spread])[1][0]
-        return found.reshape(w.shape).astype(w.dtype)
-
-    return biased(product, (input_gradient, weight_gradient), x, weight, bias, pairs.num_out)
+    count: active output rows, to which the bias is added, in float32.
+    """
+    dtype, inside, outside = x.dtype, shape_of(grid.reach), shape_of(grid.extent)
+    taps = weight.astype(dtype).reshape(weight.shape[0], *grid.size, weight.shape[-1])
+    if math.prod(inside):
+        spread = put_distinct(x, grid.input_cells, math.prod(inside), 0).reshape(*inside, x.shape[1])
+        made = mx.conv_general(spread, taps, stride=grid.stride, kernel_dilation=grid.dilation)
+    else:
+        made = mx.zeros((*outside, taps.shape[0]), dtype)
+    y = take_distinct(made.reshape(-1, taps.shape[0]), grid.output_cells)
+    if bias is None:
+        return y
+    live = mx.arange(y.shape[0])[:, None] < count
+    return mx.where(live, y.astype(mx.float32) + bias.astype(mx.float32), 0).astype(dtype)

@@ -6,8 +6,6 @@ units of a GPU are reached by MLX alone. Memory is bounded by pieces of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import mlx.core as mx
 
 from ..backend.autodiff import Gradient, differentiable
@@ -20,10 +18,15 @@ PIECE_BYTES = 1 << 28  # of gathered rows
 
 def convolve(x: mx.array, weight: mx.array, bias: mx.array | None, pairs: DeviceMap) -> mx.array:
     """As gather_gemm.convolve, groups = 1."""
-    dtype = x.dtype
+    dtype, count = x.dtype, pairs.num_out
 
-    def product(x: mx.array, w: mx.array) -> mx.array:
-        return _product(x, pairs.output.table, w.astype(dtype).reshape(w.shape[0], -1).T)
+    def forward(x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
+        taps = w.astype(dtype).reshape(w.shape[0], -1).T
+        y = _product(x, pairs.output.table, taps)
+        if not b:
+            return y
+        live = mx.arange(y.shape[0])[:, None] < count
+        return mx.where(live, y.astype(mx.float32) + b[0].astype(mx.float32), 0).astype(dtype)
 
     def input_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         back = w.astype(dtype).transpose(1, 0, 2).reshape(-1, w.shape[2])
@@ -37,29 +40,12 @@ def convolve(x: mx.array, weight: mx.array, bias: mx.array | None, pairs: Device
             total = total + part.astype(mx.float32)
         return total.reshape(w.shape).astype(w.dtype)
 
-    return biased(product, (input_gradient, weight_gradient), x, weight, bias, pairs.num_out)
-
-
-def biased(
-    product: Callable[[mx.array, mx.array], mx.array],
-    gradients: tuple[Gradient, ...],
-    x: mx.array,
-    weight: mx.array,
-    bias: mx.array | None,
-    count: int | mx.array,
-) -> mx.array:
-    """A product and its bias, added in float32 to the first `count` rows. gradients: of x and weight."""
-    if bias is None:
-        return differentiable("convolution", product, gradients, x, weight)
-
-    def forward(x: mx.array, w: mx.array, b: mx.array) -> mx.array:
-        y = product(x, w)
-        live = mx.arange(y.shape[0])[:, None] < count
-        return mx.where(live, y.astype(mx.float32) + b.astype(mx.float32), 0).astype(y.dtype)
-
     def bias_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
         return column_sums(ct, count).astype(b.dtype)
 
+    gradients: tuple[Gradient, ...] = (input_gradient, weight_gradient)
+    if bias is None:
+        return differentiable("convolution", forward, gradients, x, weight)
     return differentiable("convolution", forward, (*gradients, bias_gradient), x, weight, bias)
 
 

@@ -58,7 +58,7 @@ def _path(name: str, x: mx.array, weight: mx.array, pairs: DeviceMap, groups: in
     elif x.dtype == mx.float32 and on_cuda() and kernel_conv.fp32_mode(x.dtype) != 0:
         possible = ("tiles", "rows")  # MLX multiplies in TF32
     else:
-        possible = tuning.PATHS if pairs.grid is not None else tuning.PATHS[:-1]
+        possible = tuple(path for path in tuning.PATHS if path != "dense" or pairs.grid is not None)
     if name != "convolution":
         return possible[0]
     return tuning.choose(tuning_case(x.dtype, weight, pairs, groups), possible)
@@ -94,7 +94,9 @@ def product(
     if path == "gather":
         return lambda x, w, *b: conv_gather.convolve(x, w.reshape(shape), b[0] if biased else None, pairs)
     if path == "dense":
-        return lambda x, w, *b: conv_dense.convolve(x, w, b[0] if biased else None, pairs)
+        grid = pairs.grid
+        assert grid is not None  # what `_path` looks at
+        return lambda x, w, *b: conv_dense.convolve(x, w, b[0] if biased else None, grid, count)
     tiled = path == "tiles"
     active = None if bias is None else count  # without a bias, rows without a pair are 0 as they are
     if tiled:
