@@ -33,7 +33,7 @@ from .tile_shapes import Tile, tile_for
 GRAD_GROUPS = 4096  # threadgroups that a weight gradient is divided into, at most
 GRAD_LEAST = 1024  # threadgroups below which some wait for others, whatever partial sums take: 64 KB each
 GRAD_RUN = 2048  # places of a run, at least: each run writes sums of every weight
-GRAD_BYTES = 1 << 25  # of its partial sums, else
+GRAD_BYTES = 1 << 25  # of its partial sums, at most where there are more threadgroups
 OFFSETS = 2**31  # copies of 16 bytes that a kernel can address
 
 

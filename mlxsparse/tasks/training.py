@@ -94,7 +94,7 @@ def train(
             logits = voxels.devoxelize(feats=model(voxels.tensor.astype(dtype))).astype(mx.float32)
         return scale * mlx.nn.losses.cross_entropy(logits, labels, importance[labels], reduction="mean")
 
-    step, update = mlx.nn.value_and_grad(model, loss_of), _updater(model, optimizer)
+    step, update = mlx.nn.value_and_grad(model, loss_of), _updater(model, optimizer, state, plan.precision)
     for epoch in range(state.epoch, plan.epochs):
         # Each epoch has a generator of its own, so that a resumed training draws what it would have drawn.
         rng = np.random.default_rng([plan.seed, epoch])
@@ -105,7 +105,7 @@ def train(
             voxels = to_voxels(batch.points, batch.inputs, settings.voxel_size)
             loss, gradients = step(model, voxels, mx.array(batch.labels), state.scale)
             losses.append(loss.item() / state.scale)
-            update(gradients, state, plan.precision)
+            update(gradients)
             if not math.isfinite(losses[-1]):
                 raise MLXSparseError(
                     f"the loss became {losses[-1]} at step {epoch * len(batches) + i + 1}; "
@@ -143,24 +143,26 @@ def _optimizer(learning_rate: float, steps: int) -> optim.AdamW:
     return optim.AdamW(learning_rate=optim.join_schedules([rise, fall], [warm]), weight_decay=1e-2)
 
 
-def _updater(model: MinkUNet, optimizer: optim.AdamW) -> Callable[[Any, _State, str], None]:
+def _updater(
+    model: MinkUNet, optimizer: optim.AdamW, state: _State, precision: str
+) -> Callable[[Any], None]:
     """One optimizer step; in float16, gradients that overflowed are dropped and the loss scaled less.
 
     Compiled on a GPU: one kernel for each parameter in place of more than ten.
     """
     whole = [model.state, optimizer.state]
-    update = compile(lambda gradients: optimizer.update(model, gradients), inputs=whole, outputs=whole)
+    step = compile(lambda gradients: optimizer.update(model, gradients), inputs=whole, outputs=whole)
 
     @compile
     def clipped(gradients: Any, scale: mx.array) -> tuple[Any, mx.array]:
         return optim.clip_grad_norm(tree_map(lambda g: g / scale, gradients), 5.0)
 
-    def run(gradients: Any, state: _State, precision: str) -> None:
+    def update(gradients: Any) -> None:
         gradients, norm = clipped(gradients, mx.array(state.scale))
         if precision != "float16":
-            update(gradients)
+            step(gradients)
         elif math.isfinite(norm.item()):
-            update(gradients)
+            step(gradients)
             state.steps_without_overflow += 1
             if state.steps_without_overflow >= _GROW_AFTER:
                 state.scale, state.steps_without_overflow = state.scale * 2, 0
@@ -168,7 +170,7 @@ def _updater(model: MinkUNet, optimizer: optim.AdamW) -> Callable[[Any, _State, 
             state.scale, state.steps_without_overflow = max(state.scale / 2, 1.0), 0
         mx.eval(model.parameters(), optimizer.state)
 
-    return run
+    return update
 
 
 @contextlib.contextmanager

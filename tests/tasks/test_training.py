@@ -116,8 +116,8 @@ def test_an_overflow_in_float16_costs_a_step_and_lowers_the_scale(job):
     infinite = {
         name: mx.full(value.shape, float("inf")) for name, value in tree_flatten(model.trainable_parameters())
     }
-    update = training._updater(model, optimizer)
-    update(training.tree_unflatten(list(infinite.items())), state, "float16")
+    update = training._updater(model, optimizer, state, "float16")
+    update(training.tree_unflatten(list(infinite.items())))
     assert state.scale == 2.0**11 and state.steps_without_overflow == 0
     assert all(np.array_equal(before[name], value) for name, value in weights(model).items())
 
@@ -130,14 +130,10 @@ def test_compiled_optimizer_steps_are_the_eager_ones(job):
         optimizer = training._optimizer(1e-2, 40)
         optimizer.init(model.trainable_parameters())
         with context:
-            update = training._updater(model, optimizer)
+            update = training._updater(model, optimizer, state, "bfloat16")
             for seed in range(3):
                 mx.random.seed(seed)
-                update(
-                    tree_map(lambda p: mx.random.normal(p.shape), model.trainable_parameters()),
-                    state,
-                    "bfloat16",
-                )
+                update(tree_map(lambda p: mx.random.normal(p.shape), model.trainable_parameters()))
         found.append([*weights(model).values(), *(np.array(v) for _, v in tree_flatten(optimizer.state))])
     for eager, compiled in zip(*found, strict=True):
         np.testing.assert_allclose(compiled, eager, rtol=1e-5, atol=1e-7)
