@@ -1,8 +1,8 @@
 // Open-addressing table of blocks of 2 x 2 x 2 sites. A slot names one row of its block, row + 1 in its low bits, 0 is
 // empty; blocks are compared in full, so there is no packing limit. The bits above hold a tag from the hash, so that most
 // foreign entries are told apart without reading their coordinates. The probe step is a second hash: keys that meet in
-// their first slot part ways. cells[8 r + c] holds ~row of site c of the block that row r stands for, 0 where there is
-// none: of 27 neighbours all lie in eight blocks.
+// their first slot part ways. Behind the slots come eight cells of each row: cell c of row r holds ~row of site c of the
+// block that r stands for, 0 where there is none. Of 27 neighbours all lie in eight blocks.
 #ifndef MLXSPARSE_COORD_HASH
 #define MLXSPARSE_COORD_HASH
 METAL_FUNC uint coord_mix(uint h, uint v) {
@@ -35,6 +35,10 @@ METAL_FUNC uint coord_rows(uint n) {
   n |= n >> 4;
   n |= n >> 8;
   return n | (n >> 16);
+}
+
+METAL_FUNC const device uint* coord_cells(const device uint* table, uint mask) { // behind 16 slots at least: aligned
+  return table + max(size_t(mask) + 1, size_t(16));
 }
 
 METAL_FUNC uint coord_tag(uint hash, uint rows) { return (hash * 0x9E3779B1u) & ~rows; }
@@ -73,12 +77,11 @@ METAL_FUNC int coord_block(
 
 // Row of site (b, x, y, z) among the n rows of coords, -1 if it is not there.
 METAL_FUNC int coord_find(
-    const device int* coords, const device uint* table, const device uint* cells, uint n, uint mask, int b, int x, int y,
-    int z) {
+    const device int* coords, const device uint* table, uint n, uint mask, int b, int x, int y, int z) {
   int bx = coord_half(x), by = coord_half(y), bz = coord_half(z);
   uint hash = coord_hash(b, bx, by, bz);
   int first = coord_block(coords, table, n, mask, hash, table[hash & mask], b, bx, by, bz);
-  uint row = first < 0 ? 4294967295u : ~cells[8 * size_t(first) + size_t(coord_cell(x, y, z))];
+  uint row = first < 0 ? 4294967295u : ~coord_cells(table, mask)[8 * size_t(first) + size_t(coord_cell(x, y, z))];
   return row < n ? int(row) : -1;
 }
 #endif

@@ -1,10 +1,12 @@
 // Table of coordinate rows (coord_hash.h). Equal coordinates keep their lowest row, whatever the order of the threads.
 // in: coords[N, 4] int32, rows with a negative batch are padding and left out; dims = {N, CAP, R}, CAP a power of two >= N, R <= N
-// out: table[CAP] uint32, 0 before; cells[N, 8] uint32, 0 before; status[16] uint32, 0 before: status[0] becomes 1 if two
-//      rows are equal, status[1 .. 4] the largest batch, x, y, z + 2^31 of the first R rows, status[5 .. 8] 2^31 - 1 less
-//      the least of them
+// out: table[>= max(CAP, 16) + 8 N + 16] uint32, 0 before: slots, cells and status: status[0] becomes 1 if two rows are equal,
+//      status[1 .. 4] the largest batch, x, y, z + 2^31 of the first R rows, status[5 .. 8] 2^31 - 1 less the least of them
 // grid: one thread a row, 256 a threadgroup
 threadgroup uint ends[8 * 8];
+device atomic_uint* slots = (device atomic_uint*)table;
+device atomic_uint* found = slots + max(dims[1], 16);
+device atomic_uint* status = found + 8 * size_t(dims[0]);
 uint i = thread_position_in_grid.x;
 uint n = uint(dims[0]);
 uint mask = uint(dims[1]) - 1u;
@@ -13,7 +15,6 @@ int site[4];
 for (int a = 0; a < 4; a++) site[a] = -1;
 if (i < n) load_site(coords, size_t(i), wide, site);
 if (site[0] >= 0) {
-  device atomic_uint* slots = (device atomic_uint*)table;
   int b = site[0], x = coord_half(site[1]), y = coord_half(site[2]), z = coord_half(site[3]);
   uint hash = coord_hash(b, x, y, z);
   uint rows = coord_rows(n);
@@ -37,13 +38,9 @@ if (site[0] >= 0) {
     slot = (slot + step) & mask;
   }
   if (block < n) {
-    device atomic_uint* found = (device atomic_uint*)cells;
     size_t cell = 8 * size_t(block) + size_t(coord_cell(site[1], site[2], site[3]));
     uint before = atomic_fetch_max_explicit(&found[cell], ~i, memory_order_relaxed);
-    if (before != 0u) {
-      device atomic_uint* flags = (device atomic_uint*)status;
-      atomic_fetch_or_explicit(&flags[0], 1u, memory_order_relaxed);
-    }
+    if (before != 0u) atomic_fetch_or_explicit(&status[0], 1u, memory_order_relaxed);
   }
 }
 int lane = int(thread_index_in_simdgroup), sg = int(simdgroup_index_in_threadgroup);
@@ -60,6 +57,5 @@ threadgroup_barrier(mem_flags::mem_threadgroup);
 if (sg == 0 && lane < 8) {
   uint value = 0u;
   for (int s = 0; s < 8; s++) value = max(value, ends[8 * s + lane]);
-  device atomic_uint* found = (device atomic_uint*)status;
-  atomic_fetch_max_explicit(&found[1 + lane], value, memory_order_relaxed);
+  atomic_fetch_max_explicit(&status[1 + lane], value, memory_order_relaxed);
 }

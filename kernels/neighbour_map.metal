@@ -1,5 +1,5 @@
 // Kernel map of the relation input = output * s - p + k * d, from both sides.
-// in: coords[N, 4] distinct input sites, table[CAP], cells[N, 8] (coord_hash_insert), queries[M, 4] distinct output sites
+// in: coords[N, 4] distinct input sites, table (coord_hash_insert), queries[M, 4] distinct output sites
 //     dims = {N, CAP, M, Kx, Ky, Kz, sx, sy, sz, px, py, pz, dx, dy, dz}
 // out: nbr[T, M] int32 input row of each tap and output row; back[T, N] int32 output row of each tap and input row;
 //      -1: none. `back` holds -1 before.   grid: x one thread an output row, y one tap
@@ -19,7 +19,7 @@ if (i < uint(dims[2])) {
     site[a] = inside ? int(v) : 0;
   }
   int b = queries[4 * size_t(i)];
-  int j = inside ? coord_find(coords, table, cells, n, uint(dims[1]) - 1u, b, site[0], site[1], site[2]) : -1;
+  int j = inside ? coord_find(coords, table, n, uint(dims[1]) - 1u, b, site[0], site[1], site[2]) : -1;
   nbr[size_t(tap) * m + i] = j;
   if (j >= 0) back[size_t(tap) * n + size_t(j)] = int(i); // one output at most reaches an input through one tap
 }

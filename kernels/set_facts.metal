@@ -1,7 +1,7 @@
 // Sums of bit_counts of L sets, and what the host reads of them and of the set that they follow from, in arrays of 8 bytes:
 // MLX's CUDA backend keeps those where the host sees them, and moves larger ones.
-// in: status[16] uint32 (coord_hash_insert), totals[G] int32, outside[8] uint32 (status of site_bits)
-//     dims = {L, 4 times: first, number of its totals, 0 past the last}
+// in: table uint32 (coord_hash_insert), totals[G] int32, outside[8] uint32 (status of site_bits)
+//     dims = {L, 4 times: first, number of its totals, 0 past the last; where the table's status begins, in 8s}
 // out: ends[>= G] int32 inclusive sums of the totals of a set
 //     repeated[2] uint32: status[0], 0; high_bx, high_yz, low_bx, low_yz [2] uint32: status[1 .. 8];
 //     count0 .. count3 [2] int32: sites of a set, 1 if one lay outside its box; 0 past the last
@@ -27,6 +27,7 @@ if (t == 255 && l < sets) {
   count[0] = running;
   count[1] = int(outside[l]);
 }
+const device uint* status = table + 8 * size_t(dims[9]);
 if (l == 0 && t < 2) {
   repeated[t] = t == 0 ? status[0] : 0u;
   high_bx[t] = status[1 + t];

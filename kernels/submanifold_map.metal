@@ -1,67 +1,32 @@
 // Kernel map of a set onto itself, odd sizes, centred, and the sort keys of its rows.
-// in: coords[N, 4] distinct sites (negative batch: padding), table[CAP], cells[N, 8] (coord_hash_insert), bit[T + nodes] int32, 0 .. 26:
+// in: coords[N, 4] distinct sites (negative batch: padding), table (coord_hash_insert), bit[T + nodes] int32, 0 .. 26:
 //     of each tap, and a tree of bits (tap_key.h); dims = {N, CAP, Kx, Ky, Kz, dx, dy, dz, by row, nodes, key without a tap}
 // out: nbr[T, N], by row [N, T], int32 row of each tap and row, -1 none; keys[N] uint32 (tap_key.h).
 // grid: one thread a row
-// All taps of a row in one thread: nothing is scattered. The 27 neighbours of a 3 x 3 x 3 kernel lie in eight blocks. By row,
-// up to 27 taps leave through threadgroup memory.
+// All taps of a row in one thread: nothing is scattered. By row, up to 27 taps leave through threadgroup memory.
 threadgroup int stage[256 * 27];
 uint i = thread_position_in_grid.x, t = thread_index_in_threadgroup, n = uint(dims[0]);
 int taps = dims[2] * dims[3] * dims[4];
 bool by_row = dims[8] != 0, staged = by_row && taps <= 27;
-bool blocks = staged && dims[2] == 3 && dims[3] == 3 && dims[5] == 1 && dims[6] == 1 && dims[7] == 1 && taps == 27;
 if (i < n) {
   uint mask = 0u, last = uint(dims[1]) - 1u;
   int site[4];
   load_site(coords, size_t(i), sites_aligned(coords), site);
-  if (blocks) {
-    for (int tap = 0; tap < 27; tap++) stage[int(t) * 27 + tap] = -1;
-    if (site[0] >= 0) {
-      // Of an even coordinate the neighbours are the odd site of the block before and both of its own.
-      int ex = 1 - (site[1] & 1), ey = 1 - (site[2] & 1), ez = 1 - (site[3] & 1);
-      int x = coord_half(site[1]) - ex, y = coord_half(site[2]) - ey, z = coord_half(site[3]) - ez;
-      uint hash = coord_hash(site[0], x, y, z), entry = table[hash & last];
-      for (int q = 0; q < 8; q++) {
-        int qx = q >> 2, qy = q >> 1 & 1, qz = q & 1, r = q + 1; // the next lookup is on its way during this one
-        uint next = coord_hash(site[0], x + (r >> 2), y + (r >> 1 & 1), z + (r & 1)), after = r < 8 ? table[next & last] : 0u;
-        int first = coord_block(coords, table, n, last, hash, entry, site[0], x + qx, y + qy, z + qz);
-        hash = next;
-        entry = after;
-        if (first < 0) continue;
-        for (int half = 0; half < 2; half++) {
-          int kx = 2 * qx + half - ex;
-          if (kx < 0 || kx > 2) continue;
-          uint4 rows = ((const device uint4*)cells)[2 * size_t(first) + size_t(half)];
-          for (int c = 0; c < 4; c++) {
-            uint j = ~(c == 0 ? rows.x : c == 1 ? rows.y : c == 2 ? rows.z : rows.w);
-            int ky = 2 * qy + (c >> 1) - ey, kz = 2 * qz + (c & 1) - ez;
-            bool near = ky >= 0 && ky < 3 && kz >= 0 && kz < 3;
-            if (near && j < n) {
-              int tap = (kx * 3 + ky) * 3 + kz;
-              stage[int(t) * 27 + tap] = int(j);
-              mask |= 1u << uint(bit[tap]);
-            }
-          }
-        }
+  int sy = dims[3], sz = dims[4];
+  for (int kx = 0; kx < dims[2]; kx++)
+    for (int ky = 0; ky < sy; ky++)
+      for (int kz = 0; kz < sz; kz++) {
+        int tap = (kx * sy + ky) * sz + kz, j = -1;
+        long x = long(site[1]) + long(kx - dims[2] / 2) * long(dims[5]);
+        long y = long(site[2]) + long(ky - sy / 2) * long(dims[6]);
+        long z = long(site[3]) + long(kz - sz / 2) * long(dims[7]);
+        bool inside = site[0] >= 0 && x >= -2147483648l && x <= 2147483647l && y >= -2147483648l && y <= 2147483647l;
+        if (inside && z >= -2147483648l && z <= 2147483647l)
+          j = 2 * tap + 1 == taps ? int(i) : coord_find(coords, table, n, last, site[0], int(x), int(y), int(z));
+        if (staged) stage[int(t) * taps + tap] = j;
+        else nbr[by_row ? size_t(i) * size_t(taps) + size_t(tap) : size_t(tap) * size_t(n) + size_t(i)] = j;
+        if (j >= 0) mask |= 1u << uint(bit[tap]);
       }
-    }
-  } else {
-    int sy = dims[3], sz = dims[4];
-    for (int kx = 0; kx < dims[2]; kx++)
-      for (int ky = 0; ky < sy; ky++)
-        for (int kz = 0; kz < sz; kz++) {
-          int tap = (kx * sy + ky) * sz + kz, j = -1;
-          long x = long(site[1]) + long(kx - dims[2] / 2) * long(dims[5]);
-          long y = long(site[2]) + long(ky - sy / 2) * long(dims[6]);
-          long z = long(site[3]) + long(kz - sz / 2) * long(dims[7]);
-          bool inside = site[0] >= 0 && x >= -2147483648l && x <= 2147483647l && y >= -2147483648l && y <= 2147483647l;
-          if (inside && z >= -2147483648l && z <= 2147483647l)
-            j = 2 * tap + 1 == taps ? int(i) : coord_find(coords, table, cells, n, last, site[0], int(x), int(y), int(z));
-          if (staged) stage[int(t) * taps + tap] = j;
-          else nbr[by_row ? size_t(i) * size_t(taps) + size_t(tap) : size_t(tap) * size_t(n) + size_t(i)] = j;
-          if (j >= 0) mask |= 1u << uint(bit[tap]);
-        }
-  }
   keys[i] = tap_key(mask, bit + taps, dims[9], uint(dims[10]));
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -16,7 +16,7 @@ import mlx.core as mx
 from .host import require_values
 from .kernel_coords import CoordTable, OwnMap, Triple
 from .kernel_sites import Extent
-from .library import MAX_THREADS, SMALL, begin, blocks, check_coords, launch
+from .library import MAX_THREADS, SMALL, begin, blocks, check_coords, launch, unread_rows
 from .tap_tiles import PLACES, TapTiles, tap_order
 
 PER_STRETCH = 256  # blocks of 256 cells whose ones are counted together
@@ -138,15 +138,15 @@ def counted(
     One wait for all, before which `meanwhile` is called, whose work the GPU goes on with. Without a table
     repeated and ends mean nothing.
     """
-    status = no_status() if table is None else table.status
+    facts = no_status() if table is None else table.table
     spans: list[int] = []
-    totals, outside = status.view(mx.int32), status
+    totals, outside = unread_rows(), no_status()
     if sets:
         bits, before, totals, outside, spans = _ones(coords, sets)
     shapes = [(totals.size,), *[(2,)] * 9]
     groups = (max(len(sets), 1), 1, 1)
-    dims = [len(sets), *spans, *[0] * (2 * (MOST_SETS - len(sets)))]
-    ends, *found = launch("set_facts", [status, totals, outside], dims, shapes, groups)
+    dims = [len(sets), *spans, *[0] * (2 * (MOST_SETS - len(sets))), 0 if table is None else table.status]
+    ends, *found = launch("set_facts", [facts, totals, outside], dims, shapes, groups)
     if meanwhile is not None:
         begin(*found)
         meanwhile()

@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CapacityError, CoordinateRangeError, StrideError
+from .digit_order import places_by_key
 from .library import (
     MAX_GRID_YZ,
     MAX_THREADS,
@@ -25,19 +26,24 @@ from .library import (
     read_ints,
 )
 from .running import running_sums
-from .tap_tiles import tap_order
+from .tap_tiles import PLACES, TapTiles, tap_order, tap_tiles, turns_of, window_rows
 
 Triple = tuple[int, int, int]
 MAX_ROWS = 2**30  # so that a table of twice as many slots has a 32-bit size
+SLOTS = 16  # what a table has at least, used or not: so cells are aligned
 
 
 class CoordTable(NamedTuple):
     """Coordinates and the hash table of their blocks of 2 x 2 x 2 sites (kernels/coord_hash.h)."""
 
     coords: mx.array  # (N, 4) int32
-    slots: mx.array  # (CAP,) uint32, tag and row + 1, or 0
-    cells: mx.array  # (N, 8) uint32, rows of the sites of each block
-    status: mx.array  # (16,) uint32, see kernels/coord_hash_insert.metal
+    table: mx.array  # uint32: slots, eight cells of each row, status (kernels/coord_hash_insert.metal)
+    capacity: int  # slots
+
+    @property
+    def status(self) -> int:
+        """Where the status begins in the table, in eights."""
+        return max(self.capacity, SLOTS) // 8 + self.coords.shape[0]
 
 
 class NeighbourMap(NamedTuple):
@@ -63,17 +69,17 @@ def hash_table(coords: mx.array, capacity: int | None = None, rows: int | None =
         raise CapacityError(f"capacity {size} must be a power of two that is at least the {n} rows")
     groups = (blocks(n, MAX_THREADS), 1, 1)
     dims = [n, size, n if rows is None else rows]
-    shapes = [(size,), (n, 8), (16,)]
-    slots, cells, status = launch("coord_hash_insert", [coords], dims, shapes, groups, init=0)
-    return CoordTable(coords, slots, cells, status)
+    # One array, which MLX fills at once; of two axes, as one may be too long for 32 bits.
+    shape = (blocks(max(size, SLOTS) + 8 * n + 16, 16), 16)
+    return CoordTable(coords, launch("coord_hash_insert", [coords], dims, [shape], groups, init=0)[0], size)
 
 
 def find_rows(table: CoordTable, queries: mx.array) -> mx.array:
     """Row of each of (M, 4) int32 queries in the table's coordinates, (M,) int32; -1 where there is none."""
     check_coords("queries", queries)
     m = queries.shape[0]
-    dims = [table.coords.shape[0], table.slots.size, m]
-    inputs = [table.coords, table.slots, table.cells, queries]
+    dims = [table.coords.shape[0], table.capacity, m]
+    inputs = [table.coords, table.table, queries]
     return launch("coord_hash_lookup", inputs, dims, [(m,)], (blocks(m, MAX_THREADS), 1, 1))[0]
 
 
@@ -95,8 +101,8 @@ def neighbour_map(
     if taps > MAX_GRID_YZ:
         raise CapacityError(f"a kernel of {size} has {taps} taps, at most {MAX_GRID_YZ} are supported")
     _check_positive("stride", stride)
-    dims = [n, table.slots.size, m, *size, *stride, *padding, *dilation]
-    inputs = [table.coords, table.slots, table.cells, queries]
+    dims = [n, table.capacity, m, *size, *stride, *padding, *dilation]
+    inputs = [table.coords, table.table, queries]
     groups = (blocks(m, MAX_THREADS), taps, 1)
     return NeighbourMap(*launch("neighbour_map", inputs, dims, [(taps, m), (taps, n)], groups, init=-1))
 
@@ -128,11 +134,42 @@ def submanifold_map(
     if taps > MAX_GRID_YZ or any(k % 2 == 0 for k in size):
         raise CapacityError(f"size must be odd on every axis and at most {MAX_GRID_YZ} taps, got {size}")
     bits, nodes, none = tap_order(size)
-    inputs = [table.coords, table.slots, table.cells, bits]
-    dims = [n, table.slots.size, *size, *dilation, int(by_row), nodes, none]
+    inputs = [table.coords, table.table, bits]
+    dims = [n, table.capacity, *size, *dilation, int(by_row), nodes, none]
     shapes = [(n, taps) if by_row else (taps, n), (n,)]
     groups = (blocks(n, MAX_THREADS), 1, 1)
     return OwnMap(*launch("submanifold_map", inputs, dims, shapes, groups))
+
+
+class NearBlocks(NamedTuple):
+    """Where the neighbours of each row of a table lie, of 3 x 3 x 3 taps."""
+
+    near: mx.array  # (N, 8) uint32, see kernels/near_blocks.metal
+    keys: mx.array  # (N,) uint32, by which tiles order the rows
+
+
+def near_blocks(table: CoordTable) -> NearBlocks:
+    """The eight blocks around each of the table's distinct sites: a third of the bytes of their map."""
+    n = table.coords.shape[0]
+    bits, nodes, none = tap_order((3, 3, 3))
+    dims, groups = [n, table.capacity, nodes, none], (blocks(n, MAX_THREADS), 1, 1)
+    return NearBlocks(*launch("near_blocks", [table.coords, table.table, bits], dims, [(n, 8), (n,)], groups))
+
+
+def near_tiles(table: CoordTable, found: NearBlocks, active: int | None = None) -> TapTiles:
+    """The ordered map of 3 x 3 x 3 taps of the table's distinct sites onto themselves.
+
+    As tap_tiles of `submanifold_map`, whose table by row it does without.
+    """
+    n = table.coords.shape[0]
+    if n == 0:
+        return tap_tiles(filled((27, 0), -1, mx.int32), 0)
+    order = places_by_key(found.keys, tap_order((3, 3, 3)).none, window_rows())
+    places = blocks(n, PLACES) * PLACES
+    shapes, groups = [(places // 32, 27, 32), (places,), (places // 32, 1)], (places // MAX_THREADS, 1, 1)
+    inputs = [found.near, table.table, order]
+    tiled, rows, masks = launch("near_tiles", inputs, [n, table.capacity, places], shapes, groups)
+    return TapTiles(tiled, rows, masks, n, n, n if active is None else min(active, n), turns=turns_of(masks))
 
 
 def map_of_pairs(

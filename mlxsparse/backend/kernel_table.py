@@ -22,6 +22,7 @@ _HASH, _ROWS, _NORM = ("site_rows.h", "coord_hash.h"), ("rows.h",), ("norm.h",)
 _FIXED = ("norm.h", "norm_fixed.h")
 _SITES, _OWN = ("site_rows.h", "site_bits.h"), {"nbr": _I, "keys": _U}
 _BITS = {"bits": _U, "before": _I, "ends": _I}
+_TILES = {"tiled": _I, "rows": _I, "masks": _U}
 _BLOCK, _ATTEND = ("tile.h", "stage.h"), ("tile.h", "stage.h", "attend.h", "block_scores.h")
 _QKV = {"q": _T, "k": _T, "v": _T, "marks": _F, "scale": _F, "bias": _F}
 _QKV |= {"q_ids": _I, "k_ids": _I, "ptr": _I, "other": _I}
@@ -82,10 +83,8 @@ KERNELS: dict[str, Kernel] = {
         {"ct": _T, "x": _T, "nbr": _I, "rows": _I, "masks": _U},
         {"parts": _F}, ("tile.h",), ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES"),
     ),
-    "coord_hash_insert": Kernel({"coords": _I}, {"table": _U, "cells": _U, "status": _U}, _HASH),
-    "coord_hash_lookup": Kernel(
-        {"coords": _I, "table": _U, "cells": _U, "queries": _I}, {"rows": _I}, _HASH
-    ),
+    "coord_hash_insert": Kernel({"coords": _I}, {"table": _U}, _HASH),
+    "coord_hash_lookup": Kernel({"coords": _I, "table": _U, "queries": _I}, {"rows": _I}, _HASH),
     "digit_counts": Kernel({"keys": _U, "rows": _I}, {"totals": _I}, ("digit.h",), ("STEPS",)),
     "digit_places": Kernel(
         {"keys": _U, "rows": _I, "totals": _I}, {"order": _I}, ("digit.h",), ("STEPS",)
@@ -98,8 +97,12 @@ KERNELS: dict[str, Kernel] = {
     "key_sites": Kernel({"keys": _L, "places": _I}, {"sites": _I}),
     "max_pool": Kernel({"x": _T, "nbr": _I}, {"y": _T, "winner": _I}, _ROWS, ("T",)),
     "max_pool_grad": Kernel({"ct": _T, "winner": _I, "back": _I}, {"dx": _T}, _ROWS, ("T",)),
+    "near_blocks": Kernel(
+        {"coords": _I, "table": _U, "bit": _I}, {"near": _U, "keys": _U}, (*_HASH, "tap_key.h")
+    ),
+    "near_tiles": Kernel({"near": _U, "table": _U, "order": _I}, _TILES, _HASH),
     "neighbour_map": Kernel(
-        {"coords": _I, "table": _U, "cells": _U, "queries": _I}, {"nbr": _I, "back": _I}, _HASH
+        {"coords": _I, "table": _U, "queries": _I}, {"nbr": _I, "back": _I}, _HASH
     ),
     "norm_apply": Kernel({"x": _T, "add": _T, "coef": _F}, {"y": _T}, _NORM, ("T",)),
     "norm_coef": Kernel(
@@ -140,7 +143,7 @@ KERNELS: dict[str, Kernel] = {
         {"x": _T, "order": _I, "ptr": _I, "weight": _F}, {"y": _F, "winner": _I}, _ROWS, ("T",)
     ),
     "set_facts": Kernel(
-        {"status": _U, "totals": _I, "outside": _U},
+        {"table": _U, "totals": _I, "outside": _U},
         {"ends": _I, **dict.fromkeys(("repeated", "high_bx", "high_yz", "low_bx", "low_yz"), _U),
          **dict.fromkeys(("count0", "count1", "count2", "count3"), _I)},
     ),
@@ -148,19 +151,15 @@ KERNELS: dict[str, Kernel] = {
     "site_map": Kernel({"coords": _I, **_BITS}, {"source": _I}, _SITES),
     "site_keys": Kernel({"coords": _I}, {"keys": _L, "status": _U}),
     "submanifold_bits": Kernel({"coords": _I, **_BITS, "bit": _I}, _OWN, (*_SITES, "tap_key.h")),
-    "submanifold_map": Kernel(
-        {"coords": _I, "table": _U, "cells": _U, "bit": _I}, _OWN, (*_HASH, "tap_key.h")
-    ),
+    "submanifold_map": Kernel({"coords": _I, "table": _U, "bit": _I}, _OWN, (*_HASH, "tap_key.h")),
     "sum_parts": Kernel({"parts": _F}, {"y": _T}, (), ("T",)),
     "tap_keys": Kernel({"nbr": _I, "bit": _I}, {"keys": _U}, ("tap_key.h",)),
-    "tap_tiles": Kernel({"nbr": _I, "order": _I}, {"tiled": _I, "rows": _I, "masks": _U}),
+    "tap_tiles": Kernel({"nbr": _I, "order": _I}, _TILES),
     "tile_turns": Kernel({"masks": _U}, {"turns": _I}),
     "turn_weight": Kernel({"w": _T}, {"back": _T}, (), ("T",)),
     "window_map": Kernel({"coords": _I, "order": _I, "places": _I}, {"nbr": _I, "back": _I}),
-    "window_outputs": Kernel(
-        {"coords": _I, **_BITS}, {"tiled": _I, "rows": _I, "masks": _U}, _SITES
-    ),
+    "window_outputs": Kernel({"coords": _I, **_BITS}, _TILES, _SITES),
     "window_rows": Kernel({"coords": _I, **_BITS}, {"window": _I, "tap": _I, "totals": _I}, _SITES),
-    "window_tiles": Kernel({"window": _I, "tap": _I, "ends": _I}, {"tiled": _I, "rows": _I, "masks": _U}),
+    "window_tiles": Kernel({"window": _I, "tap": _I, "ends": _I}, _TILES),
     "winner_grad": Kernel({"ct": _T, "winner": _I, "group": _I}, {"dx": _T}, _ROWS, ("T",)),
 }  # fmt: skip

@@ -137,9 +137,13 @@ def tap_tiles(
     shapes = [(places // 32, taps, 32), (places,), (places // 32, words)]
     dims = [sources, m, taps, places, 32 * taps, 32, int(by_row)]
     tiled, rows, masks = launch("tap_tiles", [nbr, order], dims, shapes, (places // MAX_THREADS, words, 1))
-    # Of a map that several convolutions read.
-    many = sort and sources == m and taps > FEW_TAPS and FEWEST <= places // TURN <= MOST
-    return TapTiles(tiled, rows, masks, sources, m, active, turns=tile_turns(masks) if many else None)
+    own = sort and sources == m and taps > FEW_TAPS  # of a map that several convolutions read
+    return TapTiles(tiled, rows, masks, sources, m, active, turns=turns_of(masks) if own else None)
+
+
+def turns_of(masks: mx.array) -> mx.array | None:
+    """`tile_turns` where they pay."""
+    return tile_turns(masks) if FEWEST <= masks.shape[0] * 32 // TURN <= MOST else None
 
 
 def tile_turns(masks: mx.array) -> mx.array:

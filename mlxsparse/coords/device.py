@@ -19,7 +19,7 @@ from ..backend.kernel_bits import Geometry, Marked
 from ..backend.kernel_coords import CoordTable
 from ..backend.kernel_sites import Extent, Reached
 from ..backend.library import begin
-from ..backend.tap_tiles import TapTiles
+from ..backend.tap_tiles import TapTiles, tap_tiles
 from ..engine.dense_grid import Grid
 from ..engine.device_map import BEGUN, ByRow, DeviceMap, Side, submanifold
 from ..engine.index import LIMIT, build_index
@@ -52,14 +52,13 @@ def inserted(
     plan = [] if bounds is None else ahead.planned(root, bounds, coords.shape[0])
     table = kernel_coords.hash_table(coords, rows=count)
     if many and plan:  # it takes the GPU longer than the host what follows
-        begin(table.slots)
+        begin(table.table)
     own: dict[Kernel, TapTiles] = {}
     expected = ahead.next_map(root)
 
     def map_ahead() -> None:
         assert expected is not None
-        tiles = _own_map(coords, count, expected, partial(_looked_up, table, expected)).output.tiles
-        own[expected] = tiles
+        own[expected] = tiles = _looked_up(table, expected, count)
         if not many:  # else they have begun
             begin(*tiles.arrays)
 
@@ -235,37 +234,40 @@ def _from_marked(coords: mx.array, marks: Marked, rows: int) -> Makers:
 def _onto_itself(source: Record, kernel: Kernel) -> DeviceMap:
     marks, steps = source.marks, source.steps
     made = source.own.pop(kernel, None)
-    if made is not None:
-
-        def tiles() -> TapTiles:
-            ahead.mapped(steps, kernel)
-            return made
-
-        return _own_map(source.coords, source.active, kernel, tiles=tiles)
-    by_row: Callable[[], ByRow]
-    if marks is None:
-        table = source.table
-        del source.table  # 40 bytes a row, and most sets need no other map
-
-        def by_row() -> ByRow:
-            ahead.mapped(steps, kernel)
-            return _looked_up(table, kernel)
-    else:
+    if made is None and marks is not None:
         shape = kernel.size, kernel.dilation
         by_row = partial(kernel_bits.submanifold_map, source.coords, marks, *shape, by_row=True)
         source.marks = None  # more memory than a hash table, and most sets need no other map
-    return _own_map(source.coords, source.active, kernel, by_row)
+        return _own_map(source.coords, source.active, kernel, by_row)
+    if made is not None:
+        make = lambda: made  # noqa: E731
+    else:
+        make = partial(_looked_up, source.table, kernel, source.active)
+        del source.table  # 40 bytes a row, and most sets need no other map
+
+    def tiles() -> TapTiles:
+        ahead.mapped(steps, kernel)
+        return make()
+
+    return _own_map(source.coords, source.active, kernel, tiles=tiles)
 
 
-def _looked_up(table: CoordTable, kernel: Kernel) -> ByRow:
-    """Map of a set onto itself, by row; of many rows table and map are started while the host goes on."""
-    many = table.coords.shape[0] >= BEGUN
-    if many:
-        begin(table.slots)
-    made = kernel_coords.submanifold_map(table, kernel.size, kernel.dilation, by_row=True)
-    if many:
-        begin(made.nbr)
-    return made
+def _looked_up(table: CoordTable, kernel: Kernel, active: int | mx.array) -> TapTiles:
+    """Ordered map of a set onto itself; of many rows each step is started while the host goes on."""
+    rows = table.coords.shape[0]
+    start: Callable[..., object] = begin if rows >= BEGUN else lambda *_: None
+    known = active if isinstance(active, int) else None
+    start(table.table)
+    if kernel.size == (3, 3, 3) and kernel.dilation == (1, 1, 1):
+        found = kernel_coords.near_blocks(table)
+        start(found.keys)
+        tiles = kernel_coords.near_tiles(table, found, known)
+    else:
+        nbr, keys = kernel_coords.submanifold_map(table, kernel.size, kernel.dilation, by_row=True)
+        start(nbr)
+        tiles = tap_tiles(nbr, rows, kernel.size, known, keys, by_row=True)
+    start(*tiles.arrays)
+    return tiles
 
 
 def _own_map(

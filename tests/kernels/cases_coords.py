@@ -118,11 +118,19 @@ def hash_of_more_rows() -> None:
     wanted = np.append(np.arange(len(coords) - 1), -1)
     equal(kc.find_rows(fewer, integers(coords)), wanted, "rows")
     near = coords ^ np.array([0, 0, 0, 1], np.int32)
+    inside = mx.arange(table.table.size) // 8 % (table.status + 2)  # slots, cells, status
+    cell = ((inside >= table.capacity // 8) & (inside < table.status)).reshape(table.table.shape)
     past = mx.array(~np.uint32(len(coords)))
-    wild = table._replace(cells=mx.where(table.cells == 0, past, table.cells))
+    wild = table._replace(table=mx.where(cell & (table.table == 0), past, table.table))
     equal(kc.find_rows(wild, integers(near)), lowest_rows(coords, near), "rows that do not exist")
     own = [kc.submanifold_map(of, (3, 3, 3), by_row=True).nbr for of in (table, wild)]
     equal(own[1], np.array(own[0]), "map of rows that do not exist")
+    found, other = (kc.near_blocks(of) for of in (table, wild))
+    equal(other.keys, np.array(found.keys), "keys of rows that do not exist")
+    tiles = [kc.near_tiles(of, found) for of in (table, wild)]
+    equal(tiles[1].nbr, np.array(tiles[0].nbr), "tiles of rows that do not exist")
+    past_all = found._replace(near=found.near | mx.array(2**30, mx.uint32))
+    assert (np.array(kc.near_tiles(table, past_all).nbr) == -1).all()
 
 
 def hash_tiny() -> None:

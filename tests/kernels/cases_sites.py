@@ -153,6 +153,13 @@ def mirrored() -> None:
             by_tap = tt.tap_tiles(got.nbr, len(padded), size, len(c))
             for a, b in zip(by_row[:3], by_tap[:3], strict=True):
                 equal(a, np.array(b), f"tiles by row {size}")
+            if (size, d) == ((3, 3, 3), (1, 1, 1)):
+                found = kc.near_blocks(table)
+                equal(found.keys, np.array(got.keys), "keys of blocks")
+                near = kc.near_tiles(table, found, len(c))
+                for a, b in zip(near.arrays, by_tap.arrays, strict=True):
+                    equal(a, np.array(b), "tiles of blocks")
+                assert near[3:7] == by_tap[3:7]
 
 
 def equal_order(keys: mx.array, nbr: mx.array, size, active: int) -> None:

@@ -141,7 +141,7 @@ def test_without_a_gpu_the_library_says_so(monkeypatch: Any) -> None:
 
 
 COORDS = mx.zeros((3, 4), dtype=mx.int32)
-TABLE = kernel_coords.CoordTable(COORDS, *(mx.zeros((n,), dtype=mx.uint32) for n in (64, 64, 16)))
+TABLE = kernel_coords.CoordTable(COORDS, mx.zeros((9, 16), dtype=mx.uint32), 64)
 X, W = mx.zeros((6, 4)), mx.zeros((5, 27, 4))
 NBR = mx.zeros((27, 6), dtype=mx.int32)
 REFUSED = {
@@ -169,15 +169,15 @@ REFUSED = {
     ),
     "a threadgroup of 512": (
         MLXSparseError,
-        lambda: library.launch("compact", [TABLE.slots, COORDS], [1], [(1,)], (1, 1, 1), 512),
+        lambda: library.launch("compact", [TABLE.table, COORDS], [1], [(1,)], (1, 1, 1), 512),
     ),
     "a grid past 32 bits": (
         CapacityError,
-        lambda: library.launch("compact", [TABLE.slots, COORDS], [1], [(1,)], (2**24, 1, 1)),
+        lambda: library.launch("compact", [TABLE.table, COORDS], [1], [(1,)], (2**24, 1, 1)),
     ),
     "a size past 32 bits": (
         CapacityError,
-        lambda: library.launch("compact", [TABLE.slots, COORDS], [2**31], [(1,)], (1, 1, 1)),
+        lambda: library.launch("compact", [TABLE.table, COORDS], [2**31], [(1,)], (1, 1, 1)),
     ),
 }
 
@@ -200,7 +200,7 @@ def test_fp32_mode(monkeypatch: Any) -> None:
 
 
 def test_nothing_is_launched_for_nothing() -> None:
-    assert kernel_coords.hash_table(COORDS[:0]).slots.tolist() == [0] * 64
+    assert kernel_coords.hash_table(COORDS[:0]).table.tolist() == [[0] * 16] * 5
     assert kernel_rows.take_rows(X, mx.zeros((0,), mx.int32)).shape == (0, 4)
     assert kernel_conv.conv_weight_grad(X[:0], X[:0], NBR[:, :0]).shape == (4, 27, 4)
 
