@@ -4,38 +4,45 @@
 //     a multiple of 256
 // out: tiled[27 * P] int32: tap t of place p at p / 32 * 864 + t * 32 + p % 32; rows[P] int32, order, -1 at the end;
 //      masks[P / 32] uint32   grid: one thread a place
-threadgroup int stage[256 * 27];
-uint place = thread_position_in_grid.x, lane = thread_index_in_simdgroup, n = uint(dims[0]);
-threadgroup int* mine = stage + 27u * thread_index_in_threadgroup;
+// A simdgroup takes 32 places, the rows of four at a time, and a lane one of the eight blocks of a row.
+threadgroup int stage[8 * 864];
+uint place = thread_position_in_grid.x, lane = thread_index_in_simdgroup, d = lane & 7u, n = uint(dims[0]);
+threadgroup int* found = stage + 864u * simdgroup_index_in_threadgroup; // 27 of each place
+const device uint4* cells = (const device uint4*)coord_cells(table, uint(dims[1]) - 1u);
 int row = place < n ? order[place] : -1;
 if (row < 0 || row >= dims[0]) row = -1;
-for (int tap = 0; tap < 27; tap++) mine[tap] = -1;
-if (row >= 0) {
-  const device uint4* cells = (const device uint4*)coord_cells(table, uint(dims[1]) - 1u);
-  uint4 a = ((const device uint4*)near)[2 * size_t(row)], b = ((const device uint4*)near)[2 * size_t(row) + 1];
-  int ex = (a.x >> 31) != 0u ? 0 : 1, ey = (a.y >> 31) != 0u ? 0 : 1, ez = (a.z >> 31) != 0u ? 0 : 1;
-  for (int q = 0; q < 8; q++) {
-    uint4 four = q < 4 ? a : b;
-    uint first = ((q & 3) == 0 ? four.x : (q & 3) == 1 ? four.y : (q & 3) == 2 ? four.z : four.w) & 0x7FFFFFFFu;
-    if (first == 0u || first > n) continue;
-    int qx = q >> 2, qy = q >> 1 & 1, qz = q & 1;
-    for (int half = 0; half < 2; half++) {
-      int kx = 2 * qx + half - ex;
-      if (kx < 0 || kx > 2) continue;
-      uint4 found = cells[2 * size_t(first - 1u) + size_t(half)];
-      for (int c = 0; c < 4; c++) {
-        uint j = ~(c == 0 ? found.x : c == 1 ? found.y : c == 2 ? found.z : found.w);
-        int ky = 2 * qy + (c >> 1) - ey, kz = 2 * qz + (c & 1) - ez;
-        if (ky >= 0 && ky < 3 && kz >= 0 && kz < 3 && j < n) mine[(kx * 3 + ky) * 3 + kz] = int(j);
-      }
+uint word[8]; // all are on their way before the first is needed
+for (uint r = 0u; r < 8u; r++) {
+  int from = simd_shuffle(row, ushort(4u * r + lane / 8u));
+  word[r] = from < 0 ? 0u : near[8 * size_t(from) + size_t(d)];
+}
+for (uint r = 0u; r < 8u; r++) {
+  uint odd = uint(ulong(simd_ballot((word[r] >> 31) != 0u))) >> (lane & 24u), first = word[r] & 0x7FFFFFFFu;
+  int ox = int(odd & 1u), oy = int(odd >> 1 & 1u), oz = int(odd >> 2 & 1u);
+  int to = 27 * int(4u * r + lane / 8u) + 9 * near_tap(d >> 2, ox) + 3 * near_tap(d >> 1, oy) + near_tap(d, oz);
+  uint mine = near_cells(d >> 2, ox, 0xF0u, near_cells(d >> 1, oy, 0xCCu, near_cells(d, oz, 0xAAu, 255u)));
+  for (uint h = 0u; h < 2u; h++) { // cells of a lower and of a higher x
+    uint here = mine >> (4u * h) & 15u;
+    if (here == 0u) continue;
+    uint sites[4];
+    for (int c = 0; c < 4; c++) sites[c] = 0u;
+    if (first > 0u && first <= n) {
+      uint4 rows = cells[2 * size_t(first - 1u) + size_t(h)];
+      sites[0] = rows.x;
+      sites[1] = rows.y;
+      sites[2] = rows.z;
+      sites[3] = rows.w;
     }
+    for (int c = 0; c < 4; c++)
+      if ((here >> uint(c) & 1u) != 0u) found[to + int(9u * h) + 3 * (c >> 1) + (c & 1)] = ~sites[c] < n ? int(~sites[c]) : -1;
   }
 }
+simdgroup_barrier(mem_flags::mem_threadgroup);
 uint taps = 0u;
-size_t to = size_t(place / 32u) * 864 + size_t(lane);
+size_t at = size_t(place / 32u) * 864 + size_t(lane);
 for (int tap = 0; tap < 27; tap++) {
-  int j = mine[tap];
-  if (place < uint(dims[2])) tiled[to + size_t(32 * tap)] = j;
+  int j = found[27 * int(lane) + tap];
+  if (place < uint(dims[2])) tiled[at + size_t(32 * tap)] = j;
   if (simd_any(j >= 0)) taps |= 1u << uint(tap);
 }
 if (place < uint(dims[2])) {

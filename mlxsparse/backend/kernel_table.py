@@ -98,9 +98,9 @@ KERNELS: dict[str, Kernel] = {
     "max_pool": Kernel({"x": _T, "nbr": _I}, {"y": _T, "winner": _I}, _ROWS, ("T",)),
     "max_pool_grad": Kernel({"ct": _T, "winner": _I, "back": _I}, {"dx": _T}, _ROWS, ("T",)),
     "near_blocks": Kernel(
-        {"coords": _I, "table": _U, "bit": _I}, {"near": _U, "keys": _U}, (*_HASH, "tap_key.h")
+        {"coords": _I, "table": _U, "bit": _I}, {"near": _U, "keys": _U}, (*_HASH, "near.h", "tap_key.h")
     ),
-    "near_tiles": Kernel({"near": _U, "table": _U, "order": _I}, _TILES, _HASH),
+    "near_tiles": Kernel({"near": _U, "table": _U, "order": _I}, _TILES, (*_HASH, "near.h")),
     "neighbour_map": Kernel(
         {"coords": _I, "table": _U, "queries": _I}, {"nbr": _I, "back": _I}, _HASH
     ),
