@@ -10,42 +10,32 @@ int site[4];
 for (int a = 0; a < 4; a++) site[a] = -1;
 if (i < n) load_site(coords, size_t(i), sites_aligned(coords), site);
 if (site[0] >= 0) {
+  int x = coord_half(site[1]), y = coord_half(site[2]), z = coord_half(site[3]);
   int ox = site[1] & 1, oy = site[2] & 1, oz = site[3] & 1;
-  uint hash = coord_hash(site[0], coord_half(site[1]), coord_half(site[2]), coord_half(site[3])), entry = table[hash & last];
-  ulong cube = 0ul; // which of the 4 x 4 x 4 sites of the eight blocks there are
+  uint sites[2]; // of lower and of higher dx
+  sites[0] = sites[1] = 0u;
   const device uint4* cells = (const device uint4*)coord_cells(table, last);
-  for (uint d = 0u; d < 8u; d++) {
-    uint e = d + 1u; // the next lookup is on its way during this one
-    uint next = coord_hash(site[0], near_block(site[1], e >> 2), near_block(site[2], e >> 1), near_block(site[3], e));
-    uint after = e < 8u ? table[next & last] : 0u;
-    int x = near_block(site[1], d >> 2), y = near_block(site[2], d >> 1), z = near_block(site[3], d);
-    int first = coord_block(coords, table, n, last, hash, entry, site[0], x, y, z);
-    hash = next;
-    entry = after;
+  TILE_UNROLL
+  for (int d = 0; d < 8; d++) {
+    int dx = d < 4 ? 0 : 2 * ox - 1, dy = (d & 2) == 0 ? 0 : 2 * oy - 1, dz = (d & 1) == 0 ? 0 : 2 * oz - 1;
+    uint hash = coord_hash(site[0], x + dx, y + dy, z + dz);
+    int first = coord_block(coords, table, n, last, hash, site[0], x + dx, y + dy, z + dz);
     if (first >= 0) {
       uint there = 0u;
-      if (d < 4u || ox != 0) {
+      if (d < 4 || ox != 0) {
         uint4 row = cells[2 * size_t(first)];
-        there = uint(~row.x < n) | uint(~row.y < n) << 1 | uint(~row.z < n) << 4 | uint(~row.w < n) << 5;
+        there = min(row.x, 1u) | min(row.y, 1u) << 1 | min(row.z, 1u) << 4 | min(row.w, 1u) << 5;
       }
-      if (d < 4u || ox == 0) {
+      if (d < 4 || ox == 0) {
         uint4 row = cells[2 * size_t(first) + 1];
-        there |= uint(~row.x < n) << 16 | uint(~row.y < n) << 17 | uint(~row.z < n) << 20 | uint(~row.w < n) << 21;
+        there |= min(row.x, 1u) << 16 | min(row.y, 1u) << 17 | min(row.z, 1u) << 20 | min(row.w, 1u) << 21;
       }
-      // Along an axis the four sites begin with the own block where the coordinate is odd.
-      int qx = (int(d >> 2) ^ ox) ^ 1, qy = (int(d >> 1 & 1u) ^ oy) ^ 1, qz = (int(d & 1u) ^ oz) ^ 1;
-      cube |= ulong(there) << uint(32 * qx + 8 * qy + 2 * qz);
+      sites[d / 4] |= there << uint(4 * (d & 2) + 2 * (d & 1));
     }
-    int odd = d == 0u ? ox : d == 1u ? oy : d == 2u ? oz : 0;
-    stage[9u * t + d] = uint(first + 1) | uint(odd) << 31;
+    int odd = d == 0 ? ox : d == 1 ? oy : d == 2 ? oz : 0;
+    stage[9u * t + uint(d)] = uint(first + 1) | uint(odd) << 31;
   }
-  cube >>= uint(16 * (1 - ox) + 4 * (1 - oy) + 1 - oz);
-  uint mask = 0u;
-  for (int kx = 0; kx < 3; kx++) {
-    uint plane = uint(cube >> uint(16 * kx));
-    mask |= ((plane & 7u) | (plane >> 1 & 56u) | (plane >> 2 & 448u)) << uint(9 * kx);
-  }
-  keys[i] = tap_key(mask, bit + 27, dims[2], uint(dims[3]));
+  keys[i] = tap_key(near_taps(ulong(sites[1]) << 32 | ulong(sites[0]), ox, oy, oz), bit + 27, dims[2], uint(dims[3]));
 } else {
   for (uint d = 0u; d < 8u; d++) stage[9u * t + d] = 0u;
   if (i < n) keys[i] = uint(dims[3]);

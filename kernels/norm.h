@@ -2,10 +2,6 @@
 // 256 / L rows at once.
 #ifndef MLXSPARSE_NORM
 #define MLXSPARSE_NORM
-#ifndef TILE_UNROLL
-#define TILE_UNROLL _Pragma("clang loop unroll(full)")
-#define TILE_ROLLED _Pragma("clang loop unroll(disable)")
-#endif
 METAL_FUNC float norm_value(uint word, int, float) { return as_type<float>(word); }
 template <typename T> METAL_FUNC float norm_value(uint word, int half, T) {
   return float(as_type<T>(ushort(word >> uint(16 * half))));

@@ -26,8 +26,6 @@
 #ifndef TILE_CUDA
 #include <metal_stdlib>
 #include <metal_simdgroup_matrix>
-#define TILE_UNROLL _Pragma("clang loop unroll(full)")
-#define TILE_ROLLED _Pragma("clang loop unroll(disable)")
 template <typename T> constexpr int tile_ld(int cols, bool k_rows) {
   return cols + (sizeof(T) == 4 && k_rows ? 8 : 16 / int(sizeof(T)));
 }

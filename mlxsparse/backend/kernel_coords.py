@@ -30,7 +30,7 @@ from .tap_tiles import PLACES, TapTiles, tap_order, tap_tiles, turns_of, window_
 
 Triple = tuple[int, int, int]
 MAX_ROWS = 2**30  # so that a table of twice as many slots has a 32-bit size
-SLOTS = 16  # what a table has at least, used or not: so cells are aligned
+SLOTS = 16  # of a table at least: four buckets
 
 
 class CoordTable(NamedTuple):
@@ -43,7 +43,7 @@ class CoordTable(NamedTuple):
     @property
     def status(self) -> int:
         """Where the status begins in the table, in eights."""
-        return max(self.capacity, SLOTS) // 8 + self.coords.shape[0]
+        return self.capacity // 8 + self.coords.shape[0]
 
 
 class NeighbourMap(NamedTuple):
@@ -56,8 +56,8 @@ class NeighbourMap(NamedTuple):
 def hash_table(coords: mx.array, capacity: int | None = None, rows: int | None = None) -> CoordTable:
     """Table of the rows of (N, 4) int32 coordinates; of equal ones the lowest row.
 
-    capacity: slots, a power of two that is at least N; default at least 2 N. rows: the first that the bounds
-    of the coordinates are of; default all.
+    capacity: slots, a power of two of at least N and 16; default at least 2 N. rows: the first that the
+    bounds of the coordinates are of; default all.
     """
     check_coords("coords", coords)
     n = coords.shape[0]
@@ -65,12 +65,12 @@ def hash_table(coords: mx.array, capacity: int | None = None, rows: int | None =
         raise CapacityError(f"coords has {n} rows, at most {MAX_ROWS} fit a table; split the input")
     # Half full at most, most clouds have a third as many blocks: a lookup that finds nothing is soon over.
     size = capacity or min(max(64, 1 << max(2 * n - 1, 1).bit_length()), 1 << 31)
-    if size < n or size & (size - 1):
-        raise CapacityError(f"capacity {size} must be a power of two that is at least the {n} rows")
+    if size < max(n, SLOTS) or size & (size - 1):
+        raise CapacityError(f"capacity {size} must be a power of two, at least {SLOTS} and the {n} rows")
     groups = (blocks(n, MAX_THREADS), 1, 1)
     dims = [n, size, n if rows is None else rows]
     # One array, which MLX fills at once; of two axes, as one may be too long for 32 bits.
-    shape = (blocks(max(size, SLOTS) + 8 * n + 16, 16), 16)
+    shape = (blocks(size + 8 * n + 16, 16), 16)
     return CoordTable(coords, launch("coord_hash_insert", [coords], dims, [shape], groups, init=0)[0], size)
 
 

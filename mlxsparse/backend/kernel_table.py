@@ -18,12 +18,14 @@ class Kernel(NamedTuple):
     floats: tuple[str, ...] = FLOATS  # what T can be
 
 
-_HASH, _ROWS, _NORM = ("site_rows.h", "coord_hash.h"), ("rows.h",), ("norm.h",)
-_FIXED = ("norm.h", "norm_fixed.h")
+_HASH, _ROWS, _NORM = ("site_rows.h", "coord_hash.h"), ("rows.h",), ("unroll.h", "norm.h")
+_NEAR = (*_HASH, "unroll.h", "near.h")
+_FIXED = ("unroll.h", "norm.h", "norm_fixed.h")
 _SITES, _OWN = ("site_rows.h", "site_bits.h"), {"nbr": _I, "keys": _U}
 _BITS = {"bits": _U, "before": _I, "ends": _I}
 _TILES = {"tiled": _I, "rows": _I, "masks": _U}
-_BLOCK, _ATTEND = ("tile.h", "stage.h"), ("tile.h", "stage.h", "attend.h", "block_scores.h")
+_TILE = ("unroll.h", "tile.h")
+_BLOCK, _ATTEND = (*_TILE, "stage.h"), (*_TILE, "stage.h", "attend.h", "block_scores.h")
 _QKV = {"q": _T, "k": _T, "v": _T, "marks": _F, "scale": _F, "bias": _F}
 _QKV |= {"q_ids": _I, "k_ids": _I, "ptr": _I, "other": _I}
 _SEGMENTS = (*_ATTEND, "segment.h")
@@ -70,18 +72,18 @@ KERNELS: dict[str, Kernel] = {
     ),
     "candidates": Kernel({"coords": _I}, {"sites": _I, "status": _U}),
     "compact": Kernel({"flags": _U, "places": _I}, {"rows": _I}),
-    "conv": Kernel({"x": _T, "weight": _T, "bias": _F, "nbr": _I}, {"y": _T}, ("tile.h",), ("T", "EXACT")),
-    "conv_weight_grad": Kernel({"ct": _T, "x": _T, "nbr": _I}, {"parts": _F}, ("tile.h",), ("T", "EXACT")),
+    "conv": Kernel({"x": _T, "weight": _T, "bias": _F, "nbr": _I}, {"y": _T}, _TILE, ("T", "EXACT")),
+    "conv_weight_grad": Kernel({"ct": _T, "x": _T, "nbr": _I}, {"parts": _F}, _TILE, ("T", "EXACT")),
     "conv_tiles": Kernel(
         {"x": _T, "weight": _T, "bias": _F, "nbr": _I, "rows": _I, "masks": _U, "turns": _I, "line": _F,
          "add": _T, "mix": _T, "mean": _T, "var": _T, "gain": _T, "offset": _T},
         {"y": _T},
-        ("tile.h", "norm.h", "finish.h"),
+        (*_TILE, "norm.h", "finish.h"),
         ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES", "KEEP", "FINISH"),
     ),
     "conv_tiles_grad": Kernel(
         {"ct": _T, "x": _T, "nbr": _I, "rows": _I, "masks": _U},
-        {"parts": _F}, ("tile.h",), ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES"),
+        {"parts": _F}, _TILE, ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES"),
     ),
     "coord_hash_insert": Kernel({"coords": _I}, {"table": _U}, _HASH),
     "coord_hash_lookup": Kernel({"coords": _I, "table": _U, "queries": _I}, {"rows": _I}, _HASH),
@@ -98,9 +100,9 @@ KERNELS: dict[str, Kernel] = {
     "max_pool": Kernel({"x": _T, "nbr": _I}, {"y": _T, "winner": _I}, _ROWS, ("T",)),
     "max_pool_grad": Kernel({"ct": _T, "winner": _I, "back": _I}, {"dx": _T}, _ROWS, ("T",)),
     "near_blocks": Kernel(
-        {"coords": _I, "table": _U, "bit": _I}, {"near": _U, "keys": _U}, (*_HASH, "near.h", "tap_key.h")
+        {"coords": _I, "table": _U, "bit": _I}, {"near": _U, "keys": _U}, (*_NEAR, "tap_key.h")
     ),
-    "near_tiles": Kernel({"near": _U, "table": _U, "order": _I}, _TILES, (*_HASH, "near.h")),
+    "near_tiles": Kernel({"near": _U, "table": _U, "order": _I}, _TILES, _NEAR),
     "neighbour_map": Kernel(
         {"coords": _I, "table": _U, "queries": _I}, {"nbr": _I, "back": _I}, _HASH
     ),

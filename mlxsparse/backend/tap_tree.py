@@ -175,27 +175,44 @@ TREE = (
 
 
 def nodes() -> list[int]:
-    """The tree as kernels/tap_key.h walks it: of a leaf ~its number; neighbours in that order are alike."""
-    found, numbered = [0] * len(TREE), 0
+    """The tree as kernels/tap_key.h walks it, two taps at a time: of a leaf ~its number."""
+    after = [0] * len(TREE)  # of a node that asks: the one for rows that have the tap
 
     def link(node: int) -> int:
         """The node after the tree of this one."""
         if TREE[node] == LEAF:
             return node + 1
-        having = link(node + 1)
-        found[node] = having << 5 | LETTERS.index(TREE[node])
-        return link(having)
+        after[node] = link(node + 1)
+        return link(after[node])
+
+    numbers: dict[int, int] = {}
 
     def number(node: int, turned: bool) -> None:
-        """Leaves in the order of Gray code: behind a tap that is there they run backwards."""
-        nonlocal numbered
+        """Leaves in the order of Gray code, whose neighbours are alike: behind a tap they run backwards."""
         if TREE[node] == LEAF:
-            found[node], numbered = ~numbered, numbered + 1
+            numbers[node] = len(numbers)
             return
-        ways = [(node + 1, turned), (found[node] >> 5, not turned)]
+        ways = [(node + 1, turned), (after[node], not turned)]
         for way in reversed(ways) if turned else ways:
             number(*way)
 
     link(0)
     number(0, turned=False)
+    found, waiting = [0], [(0, 0)]  # places to fill, and the node of each
+
+    def ways(node: int) -> tuple[int, list[int]]:
+        """The tap that a node asks for, and the nodes for rows without and with it; a leaf is both."""
+        leaf = TREE[node] == LEAF
+        return 0 if leaf else LETTERS.index(TREE[node]), [node] * 2 if leaf else [node + 1, after[node]]
+
+    for place, node in waiting:  # grows
+        if TREE[node] == LEAF:
+            found[place] = ~numbers[node]
+            continue
+        first, both = ways(node)
+        second = [ways(n) for n in both]
+        found[place] = len(found) << 15 | second[1][0] << 10 | second[0][0] << 5 | first
+        four = [n for _, pair in second for n in pair]
+        waiting += zip(range(len(found), len(found) + 4), four)
+        found += [0] * 4
     return found

@@ -37,7 +37,7 @@ def keys_by_tree() -> None:
     #  ~9   26
     #     0    ~5
     #   ~7  ~11
-    tree = [2 << 5 | 2, ~9, 6 << 5 | 26, 5 << 5 | 0, ~7, ~11, ~5]
+    tree = [1 << 15 | 26 << 10 | 0 << 5 | 2, ~9, ~9, 5 << 15 | 0 << 10 | 0 << 5 | 0, ~5, ~7, ~7, ~11, ~11]
     nbr, bit = rng(8).integers(-1, 1, (4, 400)), np.array([26, 2, 1, 0])
     got = keys_of(nbr, bit, tree, 12)
     far, first, _, zero = nbr >= 0
@@ -47,16 +47,17 @@ def keys_by_tree() -> None:
 
 
 def keys_of_a_cube() -> None:
-    """The shipped tree, walked on the host by its letters."""
+    """The shipped tree, walked on the host, two taps a step."""
     bits, nodes, none = tap_order((3, 3, 3))
     tree = np.array(bits)[27:]
     nbr = rng(9).integers(-3, 1, (27, 300))
     got = keys_of(nbr, np.arange(27), tree.tolist(), none)
     for having, key in zip((nbr >= 0).T, got):
-        node = 0
-        while tree[node] >= 0:
-            node = tree[node] >> 5 if having[tree[node] & 31] else node + 1
-        assert key == (~tree[node] if having.any() else none)
+        node = int(tree[0])
+        while node >= 0:
+            one = having[node & 31]
+            node = int(tree[(node >> 15) + 2 * one + having[node >> (10 if one else 5) & 31]])
+        assert key == (~node if having.any() else none)
     assert len(tree) == nodes
 
 

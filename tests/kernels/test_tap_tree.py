@@ -69,11 +69,13 @@ def test_the_shipped_tree_is_whole_and_no_way_down_asks_for_a_tap_twice() -> Non
 def test_nodes_lead_to_the_leaves_in_the_order_of_gray_code() -> None:
     tree, numbers = nodes(), []
     for way in ways(TREE):
-        node = 0
-        for tap, having in way:
-            assert tree[node] & 31 == tap
-            node = tree[node] >> 5 if having else node + 1
-        numbers.append(~tree[node])
+        node = tree[0]
+        for i in range(0, len(way), 2):
+            (tap, having), (then, also) = (*way[i : i + 2], (None, False))[:2]
+            assert node >= 0 and node & 31 == tap
+            assert then is None or node >> (10 if having else 5) & 31 == then
+            node = tree[(node >> 15) + 2 * having + also]
+        numbers.append(~node)
     assert sorted(numbers) == list(range(len(numbers)))
     # Neighbours part at one tap, behind which both go the same way as far as they ask for the same.
     by_number = [way for _, way in sorted(zip(numbers, ways(TREE)))]
