@@ -54,8 +54,9 @@ def show(name: str, run: Callable[[], Any], calls: int = 10) -> None:
 def steps(coords: mx.array) -> None:
     n = coords.shape[0]
     table = kernel_coords.hash_table(coords)
-    nbr, keys = kernel_coords.submanifold_map(table, THREE, by_row=True)
-    wait([table.slots, nbr])
+    near = kernel_coords.near_blocks(table)
+    nbr = kernel_coords.submanifold_map(table, THREE, by_row=True).nbr
+    wait([table.table, nbr, *near])
     show("an empty wait", lambda: mx.array(0) + 1)
     show("bounds of coordinates", lambda: [coords.min(axis=0), coords.max(axis=0)])
     show("bounds, read", lambda: kernel_sites.extent_of(coords, 8) and [])
@@ -63,9 +64,10 @@ def steps(coords: mx.array) -> None:
     show("batch counts", lambda: (coords[:, :1] == items).sum(axis=0))
     for times in (2, 4, 8):
         size = 1 << (times * n - 1).bit_length()
-        show(f"hash insert, {size} slots", lambda size=size: kernel_coords.hash_table(coords, size).slots)
+        show(f"hash insert, {size} slots", lambda size=size: kernel_coords.hash_table(coords, size).table)
         held = kernel_coords.hash_table(coords, size)
-        show("  27-tap submanifold map", lambda held=held: kernel_coords.submanifold_map(held, THREE))
+        show("  blocks around each row", lambda held=held: kernel_coords.near_blocks(held))
+        show("  table of 27 taps", lambda held=held: kernel_coords.submanifold_map(held, THREE).nbr)
     show("fill 27 N with -1", lambda: mx.full((27, n), -1, mx.int32))
     for count in (n, 8 * n):
         ones = mx.ones((count,), mx.int32)
@@ -73,11 +75,10 @@ def steps(coords: mx.array) -> None:
         show(f"cumsum of {count}", lambda ones=ones: mx.cumsum(ones))
         show(f"running sums of {count}", lambda ones=ones: running.running_sums(ones))
     last, window = tap_tiles.tap_order(THREE).none, tap_tiles.window_rows()
-    show("order by digits", lambda: places_by_key(keys, last, window))
-    show("MLX's sort, which it replaced", lambda: mx.argsort(keys))
-    tiles = lambda given: tap_tiles.tap_tiles(nbr, n, THREE, None, given, by_row=True)[:3]  # noqa: E731
-    show("order and tiles", lambda: tiles(None))
-    show("order and tiles, keys given", lambda: tiles(keys))
+    show("order by digits", lambda: places_by_key(near.keys, last, window))
+    show("MLX's sort, which it replaced", lambda: mx.argsort(near.keys))
+    show("order and tiles, from blocks", lambda: kernel_coords.near_tiles(table, near)[:3])
+    show("order and tiles, from a table", lambda: tap_tiles.tap_tiles(nbr, n, THREE, by_row=True)[:3])
     extent = kernel_sites.extent_of(coords, 8)
     for name, geometry in (("parents k2 s2", HALVES), ("touched k3 s2", TOUCHED)):
         box = kernel_sites.reached_extent(extent, *geometry, True)
@@ -103,7 +104,7 @@ def steps(coords: mx.array) -> None:
             "  of its sites: 27-tap map by bits",
             lambda f=far, d=made: kernel_bits.submanifold_map(f, d, THREE),
         )
-        show("  hash insert", lambda f=far: kernel_coords.hash_table(f).slots)
+        show("  hash insert", lambda f=far: kernel_coords.hash_table(f).table)
         known = kernel_coords.hash_table(far)
         show("  27-tap map by hash", lambda known=known: kernel_coords.submanifold_map(known, THREE))
         found, size = kernel_bits.site_map(coords, made, m, by_row=True), geometry[0]

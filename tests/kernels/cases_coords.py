@@ -8,8 +8,9 @@ import mlx.core as mx
 import numpy as np
 
 from mlxsparse.backend import kernel_coords as kc
+from mlxsparse.backend.library import launch
 from mlxsparse.backend.running import running_sums
-from mlxsparse.backend.tap_tiles import tap_order
+from mlxsparse.backend.tap_tiles import tap_order, tap_tiles
 from mlxsparse.errors import CoordinateRangeError
 from mlxsparse.testing import oracle
 
@@ -126,9 +127,32 @@ def hash_of_more_rows() -> None:
     found, other = (kc.near_blocks(of) for of in (table, wild))
     assert np.array(other.keys).max() <= tap_order((3, 3, 3)).none
     tiles = [kc.near_tiles(of, found) for of in (table, wild)]
-    equal(tiles[1].nbr, np.array(tiles[0].nbr), "tiles of rows that do not exist")
+    for one, other in zip(*(of.arrays for of in tiles), strict=True):
+        equal(one, np.array(other), "tiles of rows that do not exist")
     past_all = found._replace(near=found.near | mx.array(2**30, mx.uint32))
     assert (np.array(kc.near_tiles(table, past_all).nbr) == -1).all()
+
+
+def near_to_the_last_row() -> None:
+    """A cube without padding whose last row has a block alone, and an order of rows that do not exist."""
+    side = sized(8, 20)
+    cube = np.argwhere(np.ones((1, side, side, side)))
+    coords = np.concatenate([cube, [[0, 99, 99, 99]]]).astype(np.int32)
+    table, n = kc.hash_table(integers(coords)), len(coords)
+    nbr = kc.submanifold_map(table, (3, 3, 3)).nbr
+    found = kc.near_blocks(table)
+    wanted, tiles = tap_tiles(nbr, n, (3, 3, 3)), kc.near_tiles(table, found)
+    for one, other in zip(tiles.arrays, wanted.arrays, strict=True):
+        equal(one, np.array(other), "tiles")
+    places = -(-n // 256) * 256
+    order = np.arange(n, dtype=np.int32)
+    order[[3, 70]] = n, -1
+    shapes, groups = [(places // 32, 27, 32), (places,), (places // 32, 1)], (places // 256, 1, 1)
+    inputs = [found.near, table.table, integers(order)]
+    by_place, rows, _ = launch("near_tiles", inputs, [n, table.capacity, places], shapes, groups)
+    equal(rows[:n], np.where((order < 0) | (order >= n), -1, order), "rows of places")
+    for place in (3, 70):
+        equal(by_place[place // 32, :, place % 32], np.full(27, -1), "taps of no row")
 
 
 def hash_tiny() -> None:
@@ -297,6 +321,7 @@ CASES: dict[str, Case] = {
         hash_colliding_keys,
         hash_shared_blocks,
         hash_of_more_rows,
+        near_to_the_last_row,
         hash_tiny,
         map_submanifold,
         map_strided,

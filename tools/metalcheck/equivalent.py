@@ -164,6 +164,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "pending >= 0 && open >= 0": "a piece has come by the first product",
         "e <= BM * BN": "another threadgroup writes the same value",
     },
+    "coord_hash.h": {"four.w == 1u": "the search goes on behind a bucket with room, where nothing is"},
     "coord_hash_insert.metal": {"if (block <= n)": "a table with a slot for each row always has one"},
     "digit.h": {"b <= bits": "one more bit, which no digit has"},
     "finish.h": {
@@ -174,6 +175,16 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "item <= matrix.items": _STRONGER,
     },
     "max_pool.metal": {"start <= taps": _NO_ROW},
+    "near.h": {"kx <= 3": "bits above those of the taps"},
+    "near_blocks.metal": {
+        "d <= 8": "once more, kept where nobody reads",
+        "d <= 4 ||": "cells that are no neighbours",
+        "start <= n ?": "nothing to write either way",
+    },
+    "near_tiles.metal": {
+        "place <= uint(dims[2])": "the grid ends with the places",
+        "if (lane == 1u) masks": _TWICE,
+    },
     "norm_apply.metal": {
         "r <= last": _NO_ROW,
         "u <= U; u++) { norm_piece<T> z": _NO_ROW,
@@ -222,13 +233,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "site_map.metal": {"windows && site[0] > 0": _OTHER_WAY},
     "stage.h": {"n > VEC": "whole vectors are copied by elements, the same values"},
     "submanifold_bits.metal": {"taps < 27": _OTHER_WAY},
-    "submanifold_map.metal": {
-        "taps < 27": _OTHER_WAY,
-        "q <= 8; q++": "a block that is too far",
-        "r <= 8 ? table": "a lookup that nobody uses",
-    },
+    "submanifold_map.metal": {"taps < 27": _OTHER_WAY},
     "sum_parts.metal": {"p + 8 < dims[0]": _OTHER_WAY},
-    "tap_key.h": {"found > 0": "no node leads back to the first"},
+    "tap_key.h": {"node > 0": "no node leads back to the first"},
     "tap_tiles.metal": {
         "if (lane == 1u) masks": _TWICE,
         "r <= 32u; r++": "the row of no lane, which the executor makes negative",
