@@ -14,7 +14,8 @@ if (site[0] >= 0) {
   int ox = site[1] & 1, oy = site[2] & 1, oz = site[3] & 1;
   uint sites[2]; // of lower and of higher dx
   sites[0] = sites[1] = 0u;
-  const device uint4* cells = (const device uint4*)coord_cells(table, last);
+  const device uint* behind = coord_cells(table, last);
+  const device uint4* cells = (const device uint4*)behind;
   TILE_UNROLL
   for (int d = 0; d < 8; d++) {
     int dx = d < 4 ? 0 : 2 * ox - 1, dy = (d & 2) == 0 ? 0 : 2 * oy - 1, dz = (d & 1) == 0 ? 0 : 2 * oz - 1;
