@@ -1,6 +1,6 @@
 // Convolution over ordered rows (tap_tiles): y[o] = bias + sum over taps t of W[t] x[nbr[t, o]], fp32 sums.
 // A tile is BM places; only taps that one of its rows has are computed.
-// in: x[N, RED] T, weight[OUT, K, RED] T, bias[OUT] float32, nbr[K * P], rows[P], masks[P / 32, words of 32 taps] (tap_tiles), turns[P / 128],
+// in: x[N, RED] T, weight[OUT, K, RED] T, bias[OUT] float32, nbr[K * P], rows[P], masks[P / 32, words of 32 taps] (tap_tiles), turns[P / 256],
 //     line[2, OUT] float32 (norm_line), add[M, OUT] T, mix[OUT, WIDE] T,
 //     mean[OUT], var[OUT], gain[OUT], offset[OUT] T
 //     dims = {N, M, P, K, RED, OUT, has bias, active, plain, G, S (of tap_tiles), relu, has add, WIDE, own, eps (its bits), has turns};
@@ -10,10 +10,10 @@
 //     add[M, WIDE] and mix, rounded to T; it lies in y until then
 // out: y[M, OUT] T; rows at and past `active` are 0.   grid (32 WM WN * P / BM, ceil(OUT / BN), 1)
 // template: T; BM, BN, BK tile sizes; WM x WN simdgroups; STAGES >= 2 buffers; KEEP: 1 x, 2 weight, 3 both stay in L1
-//     (CUDA); EXACT (tile.h); FINISH
+//     (CUDA); EXACT (tile.h); FINISH; FOURS: four simdgroups multiply together (group.h), WM a multiple of 4, WN 1, BK 64 on CUDA
 constexpr int NT = 32 * WM * WN;
 constexpr int VEC = 16 / int(sizeof(T));
-constexpr int LDA = tile_ld<T>(BK, false);
+constexpr int LDA = FOURS ? BK : tile_ld<T>(BK, false);
 constexpr int ASIZE = BM * LDA;
 constexpr int BSIZE = BN * LDA;
 constexpr int AC = BK / VEC; // copies of a row, rows of a pass, passes
@@ -26,8 +26,8 @@ constexpr int OR = NT / OC;
 constexpr int ON = BM / OR;
 constexpr bool FITS = BM * LDO <= STAGES * (ASIZE + BSIZE) && NT % OC == 0 && BM % OR == 0;
 static_assert(STAGES >= 2 && BM % AR == 0 && (32 % AR == 0 || AR % 32 == 0) && BN % AR == 0 && AN > 0 && BP > 0, "threads copy equally often");
-threadgroup uint4 smem[STAGES * (ASIZE + BSIZE) * int(sizeof(T)) / 16];
-threadgroup T* As = (threadgroup T*)smem;
+threadgroup uint4 smem[(STAGES * (ASIZE + BSIZE) + (FOURS ? 512 : 0)) * int(sizeof(T)) / 16];
+threadgroup T* As = FOURS ? group_base((threadgroup T*)smem) : (threadgroup T*)smem;
 threadgroup T* Bs = As + STAGES * ASIZE;
 int rows_in = dims[0], rows_out = dims[1], K = dims[3], RED = dims[4], OUT = dims[5];
 int group = dims[9], next_tap = dims[10]; // read once: the copies below hide from the compiler that they stay
@@ -35,12 +35,12 @@ int words = (K + 31) / 32;
 int tid = int(thread_index_in_threadgroup);
 int sg = int(simdgroup_index_in_threadgroup);
 int place0 = (dims[2] / BM - 1 - int(threadgroup_position_in_grid.x)) * BM; // the last have many taps (tap_keys) and start first
-if (dims[16] != 0) { // BM is at most 128
+if (dims[16] != 0) { // BM is at most 256
   int first = int(threadgroup_position_in_grid.x) * BM;
-  place0 = int(min(uint(turns[first / 128]), uint(dims[2] / 128 - 1))) * 128 + first % 128;
+  place0 = int(min(uint(turns[first / 256]), uint(dims[2] / 256 - 1))) * 256 + first % 256;
 }
 int col0 = int(threadgroup_position_in_grid.y) * BN;
-int sm = (sg / WN) * (BM / WM), sn = (sg % WN) * (BN / WN);
+int sm = FOURS ? sg / 4 * (BM / WM * 4) + sg % 4 * 16 : (sg / WN) * (BM / WM), sn = (sg % WN) * (BN / WN);
 int ar = tid / AC, ac = tid % AC * VEC;
 const device uint* mask = masks + size_t(place0 / 32) * size_t(words);
 int blocks = 0; // taps of this tile
@@ -56,7 +56,7 @@ const device int* taps = nbr + size_t(place0 / 32 + ar / 32) * size_t(group) + s
 bool fast = dims[8] == 0 && tile_aligned(x) && tile_aligned(weight); // else plain sums at the end, slow and right
 if (FINISH == 2) fast = fast && tile_aligned(add) && tile_aligned(mix);
 conv_norm<T> norm = {line, mean, var, gain, offset, OUT, dims[14] != 0, as_type<float>(dims[15])};
-tile_mma<T, BM / WM, BN / WN, EXACT> acc;
+conv_sums<T, BM / WM, BN / WN, EXACT, FOURS != 0> acc;
 tile_copy<T, AN, (KEEP & 1) != 0> ca;
 tile_copy<T, BP, (KEEP & 2) != 0> cb;
 int idx[AN], nxt[AN];       // offsets of the rows being copied; rows of the next tap, as read: nothing waits for them yet
@@ -83,7 +83,12 @@ for (int pass = FINISH == 2 ? 0 : 1; pass < 2; pass++) { // the first: what is a
     bool more = ahead >= 0 && ahead < steps;
     if (it >= 0) {
       tile_wait<STAGES - 2>();
+      acc.landed();
       threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    if (FOURS && it >= 0) { // these run while copies are started
+      acc.template multiply<BK, LDA, LDA, false>(As + get * ASIZE, Bs + get * BSIZE, sg, sm, sn);
+      get = get + 1 == STAGES ? 0 : get + 1;
     }
     if (more && pc == 0) {
       TILE_UNROLL
@@ -120,22 +125,22 @@ for (int pass = FINISH == 2 ? 0 : 1; pass < 2; pass++) { // the first: what is a
       TILE_UNROLL
       for (int i = 0; i < AN; i++) {
         bool ok = idx[i] >= 0 && c + ac < red;
-        ca.fetch(i, at + (ar + i * AR) * LDA + ac, from_x + size_t(ok ? idx[i] + (c + ac) / VEC : 0) * size_t(VEC), ok);
+        ca.fetch(i, at + conv_at<FOURS, LDA, BK>(ar + i * AR, ac), from_x + size_t(ok ? idx[i] + (c + ac) / VEC : 0) * size_t(VEC), ok);
       }
       TILE_UNROLL
       for (int i = 0; i < BP; i++) {
         int r = ar + i * AR;
         bool ok = col0 + r < OUT && c + ac < red;
-        cb.fetch(i, bt + r * LDA + ac, from_w + (ok ? ((col0 + r) * (mixing ? 1 : K) + tap) * red + c + ac : 0), ok);
+        cb.fetch(i, bt + conv_at<FOURS, LDA, BK>(r, ac), from_w + (ok ? ((col0 + r) * (mixing ? 1 : K) + tap) * red + c + ac : 0), ok);
       }
       pc = pc + 1 == chunks ? 0 : pc + 1;
     }
     if (ahead >= 0) {
       tile_commit();
       present = present << 1u | uint(has);
-      if (it >= 0) {
+      if (!FOURS && it >= 0) {
         if (!SKIP || (present >> uint(STAGES - 1) & 1u) != 0u)
-          acc.template mma<BK, LDA, false, LDA, true>(As + get * ASIZE + sm * LDA, Bs + get * BSIZE + sn * LDA);
+          acc.template multiply<BK, LDA, LDA, false>(As + get * ASIZE, Bs + get * BSIZE, sg, sm, sn);
         get = get + 1 == STAGES ? 0 : get + 1;
       }
       put = put + 1 == STAGES ? 0 : put + 1;
@@ -145,6 +150,7 @@ for (int pass = FINISH == 2 ? 0 : 1; pass < 2; pass++) { // the first: what is a
       }
     }
   }
+  acc.done();
   if (fast && FITS) { // results go through threadgroup memory, so that whole rows are written
     int to_row[ON];
     TILE_UNROLL

@@ -5,11 +5,11 @@
 //     dims = {N, M, P, K, RED, OUT, places of a run (a multiple of BK), tiles along RED, plain, G, S (of tap_tiles), runs}
 //     RED and OUT are multiples of 16 bytes; plain: as if x were not aligned to 16 bytes
 // out: parts[runs, OUT, K, RED] float32.   grid (32 WM WN * K, runs, tiles along OUT * tiles along RED)
-// template: T; BM x BN: tile of OUT x RED; BK, WM, WN, STAGES as in conv_tiles; EXACT (tile.h)
+// template: T; BM x BN: tile of OUT x RED; BK, WM, WN, STAGES, FOURS as in conv_tiles; EXACT (tile.h)
 constexpr int NT = 32 * WM * WN;
 constexpr int VEC = 16 / int(sizeof(T));
-constexpr int LDA = tile_ld<T>(BM, true);
-constexpr int LDB = tile_ld<T>(BN, true);
+constexpr int LDA = FOURS ? BM : tile_ld<T>(BM, true);
+constexpr int LDB = FOURS ? BN : tile_ld<T>(BN, true);
 constexpr int ASIZE = BK * LDA;
 constexpr int BSIZE = BK * LDB;
 constexpr int AC = BM / VEC;
@@ -19,8 +19,8 @@ constexpr int BC = BN / VEC;
 constexpr int BR = NT / BC;
 constexpr int BP = BK / BR;
 static_assert(STAGES >= 2 && BK % 32 == 0 && (32 % AR == 0 || AR % 32 == 0) && BK % AR == 0 && BK % BR == 0 && (32 % BR == 0 || BR % 32 == 0) && AN > 0 && BP > 0, "threads copy equally often");
-threadgroup uint4 smem[STAGES * (ASIZE + BSIZE) * int(sizeof(T)) / 16];
-threadgroup T* As = (threadgroup T*)smem;
+threadgroup uint4 smem[(STAGES * (ASIZE + BSIZE) + (FOURS ? 512 : 0)) * int(sizeof(T)) / 16];
+threadgroup T* As = FOURS ? group_base((threadgroup T*)smem) : (threadgroup T*)smem;
 threadgroup T* Bs = As + STAGES * ASIZE;
 int rows_in = dims[0], rows_out = dims[1], places = dims[2], K = dims[3], RED = dims[4], OUT = dims[5];
 int words = (K + 31) / 32;
@@ -32,7 +32,7 @@ int run = dims[11] - 1 - int(threadgroup_position_in_grid.y); // the last have m
 int tap = (int(threadgroup_position_in_grid.x) + K / 2) % K; // the middle tap, often the fullest, starts first
 int m0 = int(threadgroup_position_in_grid.z) / dims[7] * BM;
 int n0 = int(threadgroup_position_in_grid.z) % dims[7] * BN;
-int sm = (sg / WN) * (BM / WM), sn = (sg % WN) * (BN / WN);
+int sm = FOURS ? sg / 4 * (BM / WM * 4) + sg % 4 * 16 : (sg / WN) * (BM / WM), sn = (sg % WN) * (BN / WN);
 int ar = tid / AC, ac = m0 + tid % AC * VEC;
 int br = tid / BC, bc = n0 + tid % BC * VEC;
 bool fast = dims[8] == 0 && tile_aligned(ct) && tile_aligned(x); // else plain sums at the end, slow and right
@@ -40,7 +40,7 @@ int first = run * dims[6], last = min(places, first + dims[6]);
 const device int* pairs = nbr + size_t(tap) * size_t(dims[10]);
 int stride = dims[9];
 size_t group = size_t(stride);
-tile_mma<T, BM / WM, BN / WN, EXACT> acc;
+conv_sums<T, BM / WM, BN / WN, EXACT, FOURS != 0> acc;
 acc.clear(thread_index_in_simdgroup);
 tile_copy<T, AN> ca;
 tile_copy<T, BP> cb;
@@ -67,19 +67,25 @@ for (; going; pending++) {
   bool copying = ready;
   if (pending >= 0) {
     tile_wait<STAGES - 2>();
+    acc.landed();
     threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  if (FOURS && pending >= 0 && open > 0) { // these run while copies are started
+    acc.template multiply<BK, LDA, LDB, true>(As + get * ASIZE, Bs + get * BSIZE, sg, sm, sn);
+    get = get + 1 == STAGES ? 0 : get + 1;
+    open -= 1;
   }
   if (copying) {
     TILE_UNROLL
     for (int i = 0; i < AN; i++) {
       bool ok = oa[i] >= 0 && oa[i] < rows_out && ja[i] >= 0 && ja[i] < rows_in && ac < OUT;
-      ca.fetch(i, As + put * ASIZE + (ar + i * AR) * LDA + (ac - m0), ct + size_t(ok ? oa[i] * avec + ac / VEC : 0) * size_t(VEC), ok);
+      ca.fetch(i, As + put * ASIZE + conv_turned_at<FOURS, LDA, BK>(ar + i * AR, ac - m0), ct + size_t(ok ? oa[i] * avec + ac / VEC : 0) * size_t(VEC), ok);
     }
     TILE_UNROLL
     for (int i = 0; i < BP; i++) {
       int o = SAME ? oa[SAME ? i : 0] : ob[i], j = SAME ? ja[SAME ? i : 0] : jb[i];
       bool ok = o >= 0 && o < rows_out && j >= 0 && j < rows_in && bc < RED;
-      cb.fetch(i, Bs + put * BSIZE + (br + i * BR) * LDB + (bc - n0), x + size_t(ok ? j * bvec + bc / VEC : 0) * size_t(VEC), ok);
+      cb.fetch(i, Bs + put * BSIZE + conv_turned_at<FOURS, LDB, BK>(br + i * BR, bc - n0), x + size_t(ok ? j * bvec + bc / VEC : 0) * size_t(VEC), ok);
     }
   }
   if (pending > -STAGES) tile_commit();
@@ -103,8 +109,8 @@ for (; going; pending++) {
       }
     }
   }
-  if (pending >= 0 && open > 0) {
-    acc.template mma<BK, LDA, true, LDB, false>(As + get * ASIZE + sm, Bs + get * BSIZE + sn);
+  if (!FOURS && pending >= 0 && open > 0) {
+    acc.template multiply<BK, LDA, LDB, true>(As + get * ASIZE, Bs + get * BSIZE, sg, sm, sn);
     get = get + 1 == STAGES ? 0 : get + 1;
     open -= 1;
   }
@@ -116,6 +122,7 @@ for (; going; pending++) {
   }
   going = ready || open > 0;
 }
+acc.done();
 TILE_UNROLL
 for (int i = 0; i < acc.ROWS; i++) {
   int m = m0 + sm + acc.row(i);

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 
-from .library import on_cuda
+from .library import grouped, on_cuda
 
 
 class AttentionTile(NamedTuple):
@@ -98,13 +97,6 @@ class GroupFlash(NamedTuple):
     def group_bytes(self, itemsize: int) -> int:
         step = 2 * self.bn * self.dim
         return ((self.stages - 1) * step + max(step, self.bm * self.dim) + 512) * itemsize
-
-
-@functools.cache
-def grouped() -> bool:
-    """Whether four simdgroups multiply together on this GPU (kernels/group.h): compute capability 9."""
-    info: dict[str, Any] = mx.device_info(mx.gpu)
-    return int(info.get("compute_capability_major", 0)) == 9
 
 
 def flash_tile(

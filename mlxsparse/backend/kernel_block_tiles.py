@@ -13,8 +13,8 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from .kernel_blocks import DDS, DSD, SDD, fp32_mode, grouped
-from .library import blocks, check_array, filled, on_cuda, ready
+from .kernel_blocks import DDS, DSD, SDD, fp32_mode
+from .library import blocks, check_array, filled, grouped, on_cuda, ready
 
 
 class BlockTile(NamedTuple):

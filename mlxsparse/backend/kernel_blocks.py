@@ -21,7 +21,6 @@ from .kernel_block_attend import GroupFlash as GroupFlash
 from .kernel_block_attend import attention_tile as attention_tile
 from .kernel_block_attend import flash_shape as flash_shape
 from .kernel_block_attend import flash_tile as flash_tile
-from .kernel_block_attend import grouped as grouped
 from .kernel_conv import FP32_MODES
 from .library import SMALL, blocks, check_array, filled, launch, on_cuda, ready, unread
 

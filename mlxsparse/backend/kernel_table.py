@@ -26,6 +26,7 @@ _BITS = {"bits": _U, "before": _I, "ends": _I}
 _TILES = {"tiled": _I, "rows": _I, "masks": _U}
 _TILE = ("unroll.h", "tile.h")
 _BLOCK, _ATTEND = (*_TILE, "stage.h"), (*_TILE, "stage.h", "attend.h", "block_scores.h")
+_CONV = (*_BLOCK, "group.h", "conv_sums.h")
 _QKV = {"q": _T, "k": _T, "v": _T, "marks": _F, "scale": _F, "bias": _F}
 _QKV |= {"q_ids": _I, "k_ids": _I, "ptr": _I, "other": _I}
 _SEGMENTS = (*_ATTEND, "segment.h")
@@ -78,12 +79,12 @@ KERNELS: dict[str, Kernel] = {
         {"x": _T, "weight": _T, "bias": _F, "nbr": _I, "rows": _I, "masks": _U, "turns": _I, "line": _F,
          "add": _T, "mix": _T, "mean": _T, "var": _T, "gain": _T, "offset": _T},
         {"y": _T},
-        (*_TILE, "norm.h", "finish.h"),
-        ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES", "KEEP", "FINISH"),
+        (*_CONV, "norm.h", "finish.h"),
+        ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES", "KEEP", "FOURS", "FINISH"),
     ),
     "conv_tiles_grad": Kernel(
         {"ct": _T, "x": _T, "nbr": _I, "rows": _I, "masks": _U},
-        {"parts": _F}, _TILE, ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES"),
+        {"parts": _F}, _CONV, ("T", "EXACT", "BM", "BN", "BK", "WM", "WN", "STAGES", "FOURS"),
     ),
     "coord_hash_insert": Kernel({"coords": _I}, {"table": _U}, _HASH),
     "coord_hash_lookup": Kernel({"coords": _I, "table": _U, "queries": _I}, {"rows": _I}, _HASH),

@@ -27,8 +27,8 @@ from .library import (
     unread,
     unread_rows,
 )
-from .tap_tiles import PLACES, TURN, TapTiles
-from .tile_shapes import Tile, tile_for
+from .tap_tiles import PLACES, TapTiles
+from .tile_shapes import Tile, grad_tile_for, tile_for
 
 GRAD_GROUPS = 4096  # threadgroups that a weight gradient is divided into, at most
 GRAD_LEAST = 1024  # threadgroups below which some wait for others, whatever partial sums take: 64 KB each
@@ -159,7 +159,7 @@ def product(
     relu, added, mixed, eps = finish or (False, False, 0, None)
     wide = blocks(mixed, 16 // dtype.size) * (16 // dtype.size)
     _check_reach("what is added", tiles.size, wide, dtype.size)
-    turns = tiles.turns if tile.BM <= TURN else None
+    turns = tiles.turns
     more = int(relu), int(added), wide, int(eps is not None), bits(eps or 0.0), int(turns is not None)
     dims = (n, tiles.size, tiles.places, taps, red, outs, int(biased), rows, int(plain), *tiles.steps, *more)
     kind = 0 if finish is None else 2 if mixed else 1
@@ -214,7 +214,7 @@ def _forward_call(
         (places // tile.BM, blocks(outs, tile.BN), 1),
         tile.threads,
         dtype=dtype,
-        group_bytes=_bytes(dtype, tile.STAGES, (tile.BM, tile.BK), (tile.BN, tile.BK), False),
+        group_bytes=_bytes(dtype, tile, (tile.BM, tile.BK), (tile.BN, tile.BK), False),
         fit=tile.FIT,
         EXACT=exact,
         FINISH=finish,
@@ -222,10 +222,12 @@ def _forward_call(
     )
 
 
-def _bytes(dtype: mx.Dtype, stages: int, a: tuple[int, int], b: tuple[int, int], k_rows: bool) -> int:
+def _bytes(dtype: mx.Dtype, tile: Tile, a: tuple[int, int], b: tuple[int, int], k_rows: bool) -> int:
     """Threadgroup memory of the buffers of two tiles; mirrors tile_ld of kernels/tile.h."""
+    if tile.FOURS:
+        return dtype.size * (tile.STAGES * (a[0] * a[1] + b[0] * b[1]) + 512)
     more = 8 if dtype.size == 4 and k_rows else 16 // dtype.size
-    return stages * dtype.size * sum(rows * (columns + more) for rows, columns in (a, b))
+    return tile.STAGES * dtype.size * sum(rows * (columns + more) for rows, columns in (a, b))
 
 
 def weight_grad(ct: mx.array, x: mx.array, tiles: TapTiles, *, plain: bool = False) -> mx.array:
@@ -258,7 +260,7 @@ def weight_product(
     outs, red = blocks(co, vector) * vector, blocks(ci, vector) * vector
     _check_reach("x", n, red, dtype.size)
     _check_reach("ct", m, outs, dtype.size)
-    tile = tile_for(dtype, max(outs, red), tiles.places, weight=True)
+    tile = grad_tile_for(dtype, outs, red)
     sizes = (n, m, tiles.places, taps, red, outs, tiles.used, int(plain), *tiles.steps)
     whole = (outs, red) == (co, ci)
     last = shape if whole else (outs, taps, red)
@@ -291,7 +293,7 @@ def _grad_calls(
         (taps, runs, pieces),
         tile.threads,
         dtype=dtype,
-        group_bytes=_bytes(dtype, tile.STAGES, (tile.BK, tile.BM), (tile.BK, tile.BN), True),
+        group_bytes=_bytes(dtype, tile, (tile.BK, tile.BM), (tile.BK, tile.BN), True),
         fit=tile.FIT,
         EXACT=exact,
         **shape,

@@ -100,6 +100,13 @@ def on_cuda() -> bool:
     return factory() is _cuda
 
 
+@functools.cache
+def grouped() -> bool:
+    """Whether four simdgroups multiply together on this GPU (kernels/group.h): compute capability 9."""
+    info: dict[str, Any] = mx.device_info(mx.gpu)
+    return int(info.get("compute_capability_major", 0)) == 9
+
+
 def native() -> bool:
     """Whether kernels run on a GPU, by MLX: elsewhere it cannot replay launches."""
     return factory() in (_metal, _cuda)

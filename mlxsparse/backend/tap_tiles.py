@@ -22,8 +22,8 @@ from .tap_tree import LEAF, TREE, nodes
 PLACES = 256  # a multiple of every tile's rows
 WINDOW = 1 << 20  # rows that are ordered by taps together
 KEY_BITS = 27  # taps that a sort key tells apart
-TURN = 128  # places that have a turn, a multiple of a tile's
-FEWEST, MOST = 128, 2048  # of them where turns pay: below all run at once, above the last ones matter little
+TURN = 256  # places that have a turn, a multiple of a tile's
+FEWEST, MOST = 64, 1024  # of them where turns pay: below all run at once, above the last ones matter little
 FEW_TAPS = 8  # up to which they differ too little
 
 

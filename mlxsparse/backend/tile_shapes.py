@@ -8,7 +8,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from .kernel_conv import fp32_mode
-from .library import blocks, on_cuda
+from .library import blocks, grouped, on_cuda
 
 SPREAD = 256  # threadgroups below which the tile for few rows is better
 
@@ -24,6 +24,7 @@ class Tile(NamedTuple):
     STAGES: int
     KEEP: int = 3
     FIT: int = 0  # threadgroups that one core shall hold: limits registers on CUDA; 0: the compiler decides
+    FOURS: int = 0  # 1: four simdgroups multiply together (`library.grouped`); BK is then 64 on CUDA
 
     @property
     def threads(self) -> int:
@@ -84,19 +85,58 @@ WEIGHT_GRAD: dict[tuple[bool, int, int], list[tuple[int, Tile]]] = {
     (False, 2, 0): [(1 << 30, Tile(32, 32, 32, 2, 2, 2))],
     (False, 4, 0): [(1 << 30, Tile(32, 32, 32, 2, 2, 2))],
 }
+# Of 16 bits and more than 32 channels on GPUs where four simdgroups multiply together: measured on an H200.
+# Forward, of 64 x 64 results fewer than this and output channels at most this: the first that fits.
+TOGETHER = [
+    (1000, 1 << 30, Tile(64, 64, 64, 4, 1, 4, 0, 3, 1)),
+    (1 << 30, 64, Tile(128, 64, 64, 4, 1, 2, 0, 4, 1)),
+    (2000, 1 << 30, Tile(64, 128, 64, 4, 1, 4, 0, 2, 1)),
+    (1 << 30, 128, Tile(128, 128, 64, 4, 1, 3, 0, 2, 1)),
+    (1 << 30, 1 << 30, Tile(128, 256, 64, 8, 1, 4, 0, 1, 1)),
+]
+TOGETHER_GRAD = {  # (more than 64 output, input channels)
+    (False, False): Tile(64, 64, 64, 4, 1, 2, 0, 6, 1),
+    (True, False): Tile(128, 64, 64, 4, 1, 2, 0, 4, 1),
+    (False, True): Tile(64, 128, 64, 4, 1, 2, 0, 4, 1),
+    (True, True): Tile(128, 128, 64, 8, 1, 3, 0, 2, 1),
+}
 # What a caller chose instead: (weight gradient?, output channels) -> tile. Tuning and tests.
 chosen: dict[tuple[bool, int], Tile] = {}
 
 
-def tile_for(dtype: mx.Dtype, channels: int, places: int, *, weight: bool = False) -> Tile:
-    """The tile for `channels` output channels, for a weight gradient the larger count, over `places`."""
-    if chosen and (weight, channels) in chosen:
-        return chosen[weight, channels]
+def tile_for(dtype: mx.Dtype, channels: int, places: int) -> Tile:
+    """The forward tile for `channels` output channels over `places`."""
+    if chosen and (False, channels) in chosen:
+        return chosen[False, channels]
     kind = on_cuda(), dtype.size, fp32_mode(dtype)
-    tile = _measured(*kind, channels, weight)
-    if weight or channels <= 32 or kind not in FEW:
+    if _together(*kind, channels):
+        return _of_many(channels, places // 64 * blocks(channels, 64))
+    tile = _measured(*kind, channels, False)
+    if channels <= 32 or kind not in FEW:
         return tile
     return tile if places // tile.BM * blocks(channels, tile.BN) >= SPREAD else FEW[kind]
+
+
+def grad_tile_for(dtype: mx.Dtype, outs: int, red: int) -> Tile:
+    """The tile of a weight gradient of `outs` x `red` channels."""
+    channels = max(outs, red)
+    if chosen and (True, channels) in chosen:
+        return chosen[True, channels]
+    kind = on_cuda(), dtype.size, fp32_mode(dtype)
+    if _together(*kind, channels):
+        return TOGETHER_GRAD[outs > 64, red > 64]
+    return _measured(*kind, channels, True)
+
+
+def _together(cuda: bool, itemsize: int, _: int, channels: int) -> bool:
+    return cuda and itemsize == 2 and channels > 32 and grouped()
+
+
+def _of_many(channels: int, results: int) -> Tile:
+    """Of TOGETHER; no wider than 128 where that pads the channels less."""
+    narrow = blocks(channels, 128) * 128 < blocks(channels, 256) * 256
+    most = min(channels, 128) if narrow else channels
+    return next(tile for fewer, widest, tile in TOGETHER if results < fewer and most <= widest)
 
 
 @functools.lru_cache(maxsize=256)

@@ -14,6 +14,7 @@ from mlxsparse.backend.kernel_fixed import fixed_norm, line
 from mlxsparse.backend.tap_tiles import itself, tap_tiles
 from mlxsparse.backend.tile_shapes import Tile, chosen
 
+from .cases_tiles import choose, together
 from .common import DTYPES, Case, as_float, close, equal, integers, rng, sized, values
 
 EPS = 1e-3
@@ -70,8 +71,7 @@ def in_one_pass(dtype: mx.Dtype, co: int, plain: bool = False, tile: Tile | None
     wide = 19 if co % 2 else 40
     source, mix = values(5, (m, wide), dtype)[0], values(6, (co, wide), dtype)[0]
     source = mx.concatenate([source[:active], mx.full((m - active, wide), float("nan"), dtype)])
-    if tile is not None:
-        chosen[False, co] = tile
+    choose((False, co), tile)
     try:
         for kind in {dtype, mx.float32}:
             given, _ = parameters(co, kind)
@@ -122,6 +122,9 @@ for _name, _dtype in DTYPES.items():
     for _co in (5, 8, 40, 73):
         CASES[f"in_one_pass_{_co}-{_name}"] = partial(in_one_pass, _dtype, _co)
     CASES[f"in_one_pass_plain-{_name}"] = partial(in_one_pass, _dtype, 12, True)
+    if _dtype.size == 2:
+        tile = together(128, 64, 4)
+        CASES[f"in_one_pass_four_together-{_name}"] = partial(in_one_pass, _dtype, 72, tile=tile)
     for _co in (72, 73):
         more = {"co": _co, "tile": PAST[_dtype.size]}
         CASES[f"in_one_pass_past_the_buffers_{_co}-{_name}"] = partial(in_one_pass, _dtype, **more)

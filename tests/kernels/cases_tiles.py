@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxsparse.backend import kernel_tiles as tiles
-from mlxsparse.backend.library import launch
+from mlxsparse.backend.library import grouped, launch, on_cuda
 from mlxsparse.backend.tap_tiles import TapTiles, tap_tiles, tile_turns
 from mlxsparse.backend.tile_shapes import Tile, chosen
 from mlxsparse.testing import oracle
@@ -59,10 +59,9 @@ def check(
         dx = tiles.input_grad(ct, w, backwards, plain=plain)
         return [y, dx, tiles.weight_grad(ct, x, forwards, plain=plain)]
 
-    if tile is not None:
-        chosen.update({(False, co): tile, (False, ci): tile})
-    if grad_tile is not None:
-        chosen[True, max(ci, co)] = grad_tile
+    choose((False, co), tile)
+    choose((False, ci), tile)
+    choose((True, max(ci, co)), grad_tile)
     try:
         y, dx, dw = results()
         close(y[: len(out)], wanted, dtype, "y")
@@ -90,6 +89,17 @@ def check(
             equal(one.astype(mx.float32), np.array(other.astype(mx.float32)), "dw with more padding")
     finally:
         chosen.clear()
+
+
+def together(bm: int, bn: int, simdgroups: int) -> Tile:
+    """A tile whose simdgroups multiply four together, in Apple's 32 KB of memory."""
+    return Tile(bm, bn, 32, simdgroups, 1, 2, FOURS=1)
+
+
+def choose(key: tuple[bool, int], tile: Tile | None) -> None:
+    """Take this tile, or the table's where there is none or this GPU cannot."""
+    if tile is not None and (tile.FOURS == 0 or not on_cuda() or grouped()):
+        chosen[key] = tile._replace(BK=64) if tile.FOURS and on_cuda() else tile
 
 
 def check_order(made: TapTiles, nbr: np.ndarray) -> None:
@@ -120,8 +130,7 @@ def empty(dtype: mx.Dtype) -> None:
 
 def out_of_range(dtype: mx.Dtype, tile: Tile | None = None, co: int = 5) -> None:
     """A table that names rows which do not exist reads nothing outside x: such pairs are none."""
-    if tile is not None:
-        chosen[False, co] = tile
+    choose((False, co), tile)
     try:
         _out_of_range(dtype, co)
     finally:
@@ -157,9 +166,9 @@ def _out_of_range(dtype: mx.Dtype, co: int) -> None:
 
 def turns() -> None:
     """Tiles with most taps first, of equal ones the last; of one word of taps and of more."""
-    for n, words, low in ((1, 1, 0), (5, 3, 0), (300, 1, 2**30 - 1), (sized(300, 2048), 2, 0)):
-        masks = rng(n).integers(low, 2**30, (4 * n, words)).astype(np.uint32)
-        any_of = np.bitwise_or.reduce(masks.reshape(n, 4, words), axis=1)
+    for n, words, low in ((1, 1, 0), (5, 3, 0), (300, 1, 2**30 - 1), (sized(300, 1024), 2, 0)):
+        masks = rng(n).integers(low, 2**30, (8 * n, words)).astype(np.uint32)
+        any_of = np.bitwise_or.reduce(masks.reshape(n, 8, words), axis=1)
         many = np.array([sum(int(w).bit_count() for w in row) for row in any_of])
         wanted = np.lexsort((-np.arange(n), -many))
         equal(tile_turns(mx.array(masks)), wanted, f"turns of {n} tiles")
@@ -167,11 +176,11 @@ def turns() -> None:
 
 def wild_turns() -> None:
     """Turns that name tiles which do not exist: such a tile is the last."""
-    nbr = rng(6).integers(0, 20, (3, 500)).astype(np.int32)
+    nbr = rng(6).integers(0, 20, (3, 900)).astype(np.int32)
     made = tap_tiles(integers(nbr), 20, sort=False)._replace(turns=integers(np.array([-1, 2**31 - 1, 4, 3])))
     (x, x64), (w, w64) = values(1, (20, 8), mx.float32), values(2, (8, 3, 8), mx.float32)
     wanted = np.einsum("tmc,otc->mo", x64[nbr], w64)
-    close(tiles.forward(x, w, made)[384:], wanted[384:], mx.float32, "the last tile")
+    close(tiles.forward(x, w, made)[768:], wanted[768:], mx.float32, "the last tile")
 
 
 def wild_order() -> None:
@@ -204,6 +213,9 @@ SHAPES = {
     "96_to_128_channels": {"ci": 96, "co": 128, "kernel": (1, 3, 1), "n": sized(40, 5000)},
     "results_past_the_buffers": {"ci": 16, "co": 72, "kernel": (1, 1, 3), "n": sized(60, 5000)},
     "three_stages": {"ci": 32, "co": 32, "kernel": (3, 1, 1), "n": sized(60, 5000)},
+    "four_together": {"ci": 40, "co": 72, "kernel": (3, 3, 1), "turned": True, "n": sized(150, 9000)},
+    "four_together_twice": {"ci": 72, "co": 73, "again": True, "kernel": (1, 1, 3), "n": sized(60, 5000)},
+    "four_together_strided": {"ci": 24, "co": 72, "stride": 2, "bias": False, "n": sized(150, 5000)},
     "uneven_gradient": {"ci": 16, "co": 40, "kernel": (1, 3, 1), "n": sized(60, 5000)},
 }
 TILES = {  # that the tables of tiles do not have for every backend
@@ -211,8 +223,16 @@ TILES = {  # that the tables of tiles do not have for every backend
     "results_past_the_buffers": {2: Tile(128, 128, 16, 2, 2, 2), 4: Tile(128, 64, 16, 2, 2, 2)},
 }
 TILES["odd_past_the_buffers"] = TILES["results_past_the_buffers"]
+TILES |= {
+    "four_together": {2: together(128, 64, 4)},
+    "four_together_twice": {2: together(128, 64, 8)},
+    "four_together_strided": {2: together(64, 128, 4)},
+}
 GRAD_TILES = {  # whose threads copy other places of x than of ct
     "uneven_gradient": {2: Tile(64, 32, 64, 2, 2, 2), 4: Tile(32, 16, 64, 2, 1, 2)},
+    "four_together": {2: together(64, 64, 4)},
+    "four_together_twice": {2: together(128, 64, 8)},
+    "four_together_strided": {2: together(128, 64, 4)},
 }
 # What differs there does not depend on the dtype.
 FLOAT32 = ("one_site", "125_taps", "one_tap", "8_to_69_channels", "odd_past_the_buffers")
@@ -235,6 +255,8 @@ CASES: dict[str, Case] = {f.__name__: f for f in _PLAIN}
 for _name, _dtype in DTYPES.items():
     for _shape, _options in SHAPES.items():
         if _name != "f32" and not LARGE and _shape in FLOAT32:
+            continue
+        if _dtype.size not in TILES.get(_shape, {_dtype.size: None}):  # of 16 bits alone
             continue
         more = {"tile": TILES[_shape][_dtype.size]} if _shape in TILES else {}
         if _shape in GRAD_TILES:
