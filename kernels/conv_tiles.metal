@@ -24,7 +24,9 @@ constexpr int LDO = BN + VEC; // results on their way out
 constexpr int OC = BN / VEC;
 constexpr int OR = NT / OC;
 constexpr int ON = BM / OR;
-constexpr bool FITS = BM * LDO <= STAGES * (ASIZE + BSIZE) && NT % OC == 0 && BM % OR == 0;
+constexpr int RN = (BM + NT - 1) / NT;     // row numbers that a thread reads for them
+constexpr int TURN = ON % 4 == 0 ? 4 : ON; // rows of a thread that are finished together: what is added to them is read first
+constexpr bool FITS = BM * (LDO + 4 / int(sizeof(T))) <= STAGES * (ASIZE + BSIZE) && NT % OC == 0 && BM % OR == 0;
 static_assert(STAGES >= 2 && BM % AR == 0 && (32 % AR == 0 || AR % 32 == 0) && BN % AR == 0 && AN > 0 && BP > 0, "threads copy equally often");
 threadgroup uint4 smem[(STAGES * (ASIZE + BSIZE) + (FOURS ? 512 : 0)) * int(sizeof(T)) / 16];
 threadgroup T* As = FOURS ? group_base((threadgroup T*)smem) : (threadgroup T*)smem;
@@ -152,9 +154,9 @@ for (int pass = FINISH == 2 ? 0 : 1; pass < 2; pass++) { // the first: what is a
   }
   acc.done();
   if (fast && FITS) { // results go through threadgroup memory, so that whole rows are written
-    int to_row[ON];
+    int to_row[RN];
     TILE_UNROLL
-    for (int i = 0; i < ON; i++) to_row[i] = rows[place0 + tid / OC + i * OR];
+    for (int i = 0; i < RN; i++) to_row[i] = i * NT + tid < BM ? rows[place0 + i * NT + tid] : -1;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     TILE_UNROLL
     for (int j = 0; j < acc.COLS; j++) {
@@ -165,6 +167,10 @@ for (int pass = FINISH == 2 ? 0 : 1; pass < 2; pass++) { // the first: what is a
       for (int i = 0; i < acc.ROWS; i++)
         tile_keep2(As + (sm + acc.row(i)) * LDO + sn + acc.col(j), acc.get(i, j, 0) + first, acc.get(i, j, 1) + second);
     }
+    threadgroup int* outputs = (threadgroup int*)(As + BM * LDO);
+    TILE_UNROLL
+    for (int i = 0; i < RN; i++)
+      if (i * NT + tid < BM) outputs[i * NT + tid] = to_row[i];
     threadgroup_barrier(mem_flags::mem_threadgroup);
     int c = col0 + tid % OC * VEC;
     threadgroup T* mine = As + tid / OC * LDO + tid % OC * VEC;
@@ -173,13 +179,24 @@ for (int pass = FINISH == 2 ? 0 : 1; pass < 2; pass++) { // the first: what is a
       if (c < OUT) {
         conv_finish<T, FINISH ? VEC : 0> finish;
         finish.begin(norm, more, dims, OUT, c);
-        TILE_UNROLL
-        for (int i = 0; i < ON; i++) {
-          int o = to_row[i];
-          bool live = o < dims[7];
-          if (o >= 0 && o < rows_out) {
-            if (live && !mixing) finish.row(mine + i * OR * LDO, o);
-            tile_row16(y + size_t(o) * size_t(OUT) + size_t(c), mine + i * OR * LDO, live);
+        TILE_ROLLED
+        for (int first = 0; first < ON; first += TURN) {
+          norm_piece<T> added[TURN];
+          int to[TURN];
+          TILE_UNROLL
+          for (int i = 0; i < TURN; i++) {
+            to[i] = outputs[tid / OC + (first + i) * OR];
+            if (to[i] >= rows_out) to[i] = -1;
+            if (to[i] >= 0 && to[i] < dims[7] && !mixing) finish.read(added[i], to[i]);
+          }
+          TILE_UNROLL
+          for (int i = 0; i < TURN; i++) {
+            threadgroup T* row = mine + (first + i) * OR * LDO;
+            bool live = to[i] < dims[7];
+            if (to[i] >= 0) {
+              if (live && !mixing) finish.row(row, added[i]);
+              tile_row16(y + size_t(to[i]) * size_t(OUT) + size_t(c), row, live);
+            }
           }
         }
       }

@@ -24,7 +24,8 @@ METAL_FUNC float conv_finish_value(float sum, conv_norm<T> norm, const device T*
   if (dims[12] != 0) value += float(add[size_t(row) * size_t(outs) + size_t(c)]);
   return dims[11] != 0 && value < 0.0f ? 0.0f : value;
 }
-// V channels of a thread, from column c on, in rows that lie in threadgroup memory; `added` is aligned and holds all of them.
+// V channels of a thread, from column c on, in rows that lie in threadgroup memory; `added` is aligned and holds all of them:
+// `read` what is added to a row before `row` finishes it.
 // V = 0: nothing follows.
 template <typename T, int V> struct conv_finish {
   float scale[V], shift[V];
@@ -42,10 +43,11 @@ template <typename T, int V> struct conv_finish {
       shift[e] = norm.shift(c + e, scale[e]);
     }
   }
-  METAL_FUNC void row(threadgroup T* at, int row) {
-    norm_piece<T> q;
+  METAL_FUNC void read(thread norm_piece<T>& q, int row) {
     q.clear();
     if (more) q.load(add + size_t(row) * size_t(outs), V, true);
+  }
+  METAL_FUNC void row(threadgroup T* at, thread norm_piece<T>& q) {
     TILE_UNROLL
     for (int e = 0; e < V; e++) {
       float value = float(at[e]) * scale[e] + shift[e] + q.get(e);
@@ -55,6 +57,7 @@ template <typename T, int V> struct conv_finish {
 };
 template <typename T> struct conv_finish<T, 0> {
   METAL_FUNC void begin(conv_norm<T>, const device T*, const device int*, int, int) {}
-  METAL_FUNC void row(threadgroup T*, int) {}
+  METAL_FUNC void read(thread norm_piece<T>&, int) {}
+  METAL_FUNC void row(threadgroup T*, thread norm_piece<T>&) {}
 };
 #endif

@@ -141,7 +141,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     },
     "conv_weight_grad.metal": {"first <= last": _ZEROS, "j <= rows_in)) {": _SKIPS},
     "conv_tiles.metal": {
-        "BM * LDO < STAGES": "results are written in the other way",
+        "/ int(sizeof(T))) < STAGES": "results are written in the other way",
+        "i <= RN; i++) if (i * NT": "past the last row",
+        "tid <= BM) outputs[": "a number behind the last row's that nobody reads",
+        "to[i] <= dims[7] && !mixing) finish.read": "read, and not used",
         "AN >= 0": _ASSERTED,
         "BP >= 0": _ASSERTED,
         "ahead <= 0)": "row numbers that nobody uses",
