@@ -108,9 +108,9 @@ def tile_for(dtype: mx.Dtype, channels: int, places: int) -> Tile:
     """The forward tile for `channels` output channels over `places`."""
     if chosen and (False, channels) in chosen:
         return chosen[False, channels]
-    kind = on_cuda(), dtype.size, fp32_mode(dtype)
-    if _together(*kind, channels):
+    if _together(dtype, channels):
         return _of_many(channels, places // 64 * blocks(channels, 64))
+    kind = on_cuda(), dtype.size, fp32_mode(dtype)
     tile = _measured(*kind, channels, False)
     if channels <= 32 or kind not in FEW:
         return tile
@@ -122,14 +122,13 @@ def grad_tile_for(dtype: mx.Dtype, outs: int, red: int) -> Tile:
     channels = max(outs, red)
     if chosen and (True, channels) in chosen:
         return chosen[True, channels]
-    kind = on_cuda(), dtype.size, fp32_mode(dtype)
-    if _together(*kind, channels):
+    if _together(dtype, channels):
         return TOGETHER_GRAD[outs > 64, red > 64]
-    return _measured(*kind, channels, True)
+    return _measured(on_cuda(), dtype.size, fp32_mode(dtype), channels, True)
 
 
-def _together(cuda: bool, itemsize: int, _: int, channels: int) -> bool:
-    return cuda and itemsize == 2 and channels > 32 and grouped()
+def _together(dtype: mx.Dtype, channels: int) -> bool:
+    return dtype.size == 2 and channels > 32 and on_cuda() and grouped()
 
 
 def _of_many(channels: int, results: int) -> Tile:
