@@ -25,7 +25,7 @@ constexpr int OC = BN / VEC;
 constexpr int OR = NT / OC;
 constexpr int ON = BM / OR;
 constexpr int RN = (BM + NT - 1) / NT;     // row numbers that a thread reads for them
-constexpr int TURN = ON % 4 == 0 ? 4 : ON; // rows of a thread that are finished together: what is added to them is read first
+constexpr int FEW = ON % 4 == 0 ? 4 : ON; // rows of a thread that are finished together: what is added to them is read first
 constexpr bool FITS = BM * (LDO + 4 / int(sizeof(T))) <= STAGES * (ASIZE + BSIZE) && NT % OC == 0 && BM % OR == 0;
 static_assert(STAGES >= 2 && BM % AR == 0 && (32 % AR == 0 || AR % 32 == 0) && BN % AR == 0 && AN > 0 && BP > 0, "threads copy equally often");
 threadgroup uint4 smem[(STAGES * (ASIZE + BSIZE) + (FOURS ? 512 : 0)) * int(sizeof(T)) / 16];
@@ -180,17 +180,17 @@ for (int pass = FINISH == 2 ? 0 : 1; pass < 2; pass++) { // the first: what is a
         conv_finish<T, FINISH ? VEC : 0> finish;
         finish.begin(norm, more, dims, OUT, c);
         TILE_ROLLED
-        for (int first = 0; first < ON; first += TURN) {
-          norm_piece<T> added[TURN];
-          int to[TURN];
+        for (int first = 0; first < ON; first += FEW) {
+          norm_piece<T> added[FEW];
+          int to[FEW];
           TILE_UNROLL
-          for (int i = 0; i < TURN; i++) {
+          for (int i = 0; i < FEW; i++) {
             to[i] = outputs[tid / OC + (first + i) * OR];
             if (to[i] >= rows_out) to[i] = -1;
             if (to[i] >= 0 && to[i] < dims[7] && !mixing) finish.read(added[i], to[i]);
           }
           TILE_UNROLL
-          for (int i = 0; i < TURN; i++) {
+          for (int i = 0; i < FEW; i++) {
             threadgroup T* row = mine + (first + i) * OR * LDO;
             bool live = to[i] < dims[7];
             if (to[i] >= 0) {
