@@ -1,6 +1,7 @@
 // Sums of a tile of a convolution, of simdgroups that multiply each by itself (tile.h) or four together (FOURS, group.h).
 //   conv_at<FOURS, LD, BK>(r, c)   where element c (a multiple of 16 bytes) of row r of an operand lies in threadgroup memory, rows along
 //               the reduced axis. conv_turned_at: of the reduced axis's element r
+//   conv_first<FOURS, M>(sg)   first row of the sg-th simdgroup along the rows, of M each
 //   conv_sums<T, M, N, EXACT, FOURS>   M x N of each simdgroup
 //     .landed()   what was copied can be multiplied after the barrier that follows, and what was multiplied has been read
 //     .multiply<BK, LDA, LDB, TURNED>(a, b, sg, sm, sn)   acc += A B: a [m][k], b [n][k]; TURNED: [k][m], [k][n]. sm, sn: first row and
@@ -14,7 +15,10 @@ template <int FOURS, int LD, int BK> METAL_FUNC int conv_at(int r, int c) {
 template <int FOURS, int LD, int BK> METAL_FUNC int conv_turned_at(int r, int c) {
   return FOURS ? c / 64 * (64 * BK) + group_at<64>(r, c % 64) : r * LD + c;
 }
-template <typename T, int M, int N, int EXACT, bool FOURS> struct conv_sums {
+template <int FOURS, int M> METAL_FUNC int conv_first(int sg) {
+  return FOURS ? sg / 4 * (M * 4) + sg % 4 * 16 : sg * M;
+}
+template <typename T, int M, int N, int EXACT, int FOURS> struct conv_sums {
   typedef tile_mma<T, M, N, EXACT> sums;
   static constexpr constant int ROWS = sums::ROWS, COLS = sums::COLS;
   sums acc;
@@ -30,7 +34,7 @@ template <typename T, int M, int N, int EXACT, bool FOURS> struct conv_sums {
   METAL_FUNC float get(int i, int j, int e) { return acc.get(i, j, e); }
 };
 // Four simdgroups have M / 16 parts of 64 rows, each 16 rows of every part.
-template <typename T, int M, int N> struct conv_sums<T, M, N, 0, true> {
+template <typename T, int M, int N> struct conv_sums<T, M, N, 0, 1> {
   typedef tile_mma<T, 16, N, 0> sums;
   static constexpr constant int PARTS = M / 16, EACH = sums::ROWS, ROWS = PARTS * EACH, COLS = sums::COLS;
   sums acc[PARTS];

@@ -42,7 +42,7 @@ if (dims[16] != 0) { // BM is at most 256
   place0 = int(min(uint(turns[first / 256]), uint(dims[2] / 256 - 1))) * 256 + first % 256;
 }
 int col0 = int(threadgroup_position_in_grid.y) * BN;
-int sm = FOURS ? sg / 4 * (BM / WM * 4) + sg % 4 * 16 : (sg / WN) * (BM / WM), sn = (sg % WN) * (BN / WN);
+int sm = conv_first<FOURS, BM / WM>(sg / WN), sn = (sg % WN) * (BN / WN);
 int ar = tid / AC, ac = tid % AC * VEC;
 const device uint* mask = masks + size_t(place0 / 32) * size_t(words);
 int blocks = 0; // taps of this tile
@@ -58,7 +58,7 @@ const device int* taps = nbr + size_t(place0 / 32 + ar / 32) * size_t(group) + s
 bool fast = dims[8] == 0 && tile_aligned(x) && tile_aligned(weight); // else plain sums at the end, slow and right
 if (FINISH == 2) fast = fast && tile_aligned(add) && tile_aligned(mix);
 conv_norm<T> norm = {line, mean, var, gain, offset, OUT, dims[14] != 0, as_type<float>(dims[15])};
-conv_sums<T, BM / WM, BN / WN, EXACT, FOURS != 0> acc;
+conv_sums<T, BM / WM, BN / WN, EXACT, FOURS> acc;
 tile_copy<T, AN, (KEEP & 1) != 0> ca;
 tile_copy<T, BP, (KEEP & 2) != 0> cb;
 int idx[AN], nxt[AN];       // offsets of the rows being copied; rows of the next tap, as read: nothing waits for them yet

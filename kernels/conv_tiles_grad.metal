@@ -32,7 +32,7 @@ int run = dims[11] - 1 - int(threadgroup_position_in_grid.y); // the last have m
 int tap = (int(threadgroup_position_in_grid.x) + K / 2) % K; // the middle tap, often the fullest, starts first
 int m0 = int(threadgroup_position_in_grid.z) / dims[7] * BM;
 int n0 = int(threadgroup_position_in_grid.z) % dims[7] * BN;
-int sm = FOURS ? sg / 4 * (BM / WM * 4) + sg % 4 * 16 : (sg / WN) * (BM / WM), sn = (sg % WN) * (BN / WN);
+int sm = conv_first<FOURS, BM / WM>(sg / WN), sn = (sg % WN) * (BN / WN);
 int ar = tid / AC, ac = m0 + tid % AC * VEC;
 int br = tid / BC, bc = n0 + tid % BC * VEC;
 bool fast = dims[8] == 0 && tile_aligned(ct) && tile_aligned(x); // else plain sums at the end, slow and right
@@ -40,7 +40,7 @@ int first = run * dims[6], last = min(places, first + dims[6]);
 const device int* pairs = nbr + size_t(tap) * size_t(dims[10]);
 int stride = dims[9];
 size_t group = size_t(stride);
-conv_sums<T, BM / WM, BN / WN, EXACT, FOURS != 0> acc;
+conv_sums<T, BM / WM, BN / WN, EXACT, FOURS> acc;
 acc.clear(thread_index_in_simdgroup);
 tile_copy<T, AN> ca;
 tile_copy<T, BP> cb;

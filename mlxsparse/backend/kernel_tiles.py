@@ -159,13 +159,12 @@ def product(
     relu, added, mixed, eps = finish or (False, False, 0, None)
     wide = blocks(mixed, 16 // dtype.size) * (16 // dtype.size)
     _check_reach("what is added", tiles.size, wide, dtype.size)
-    turns = tiles.turns
-    more = int(relu), int(added), wide, int(eps is not None), bits(eps or 0.0), int(turns is not None)
+    more = int(relu), int(added), wide, int(eps is not None), bits(eps or 0.0), int(tiles.turns is not None)
     dims = (n, tiles.size, tiles.places, taps, red, outs, int(biased), rows, int(plain), *tiles.steps, *more)
     kind = 0 if finish is None else 2 if mixed else 1
     prepare = _forward_call if isinstance(rows, int) else _forward_call.__wrapped__
     call = prepare(factory(), dtype, tile, fp32_mode(dtype), dims, kind)
-    places = tiles.nbr, tiles.rows, tiles.masks, unread_rows() if turns is None else turns
+    places = tiles.nbr, tiles.rows, tiles.masks, unread_rows() if tiles.turns is None else tiles.turns
     nothing = unadded(dtype)
     none = [nothing] * 4  # of the norm's parameters
     if finish is None and not biased and lack == 0:  # the usual case does nothing but launch

@@ -22,8 +22,7 @@ from .tap_tree import LEAF, TREE, nodes
 PLACES = 256  # a multiple of every tile's rows
 WINDOW = 1 << 20  # rows that are ordered by taps together
 KEY_BITS = 27  # taps that a sort key tells apart
-TURN = 256  # places that have a turn, a multiple of a tile's
-FEWEST, MOST = 64, 1024  # of them where turns pay: below all run at once, above the last ones matter little
+FEWEST, MOST = 64, 1024  # times PLACES, where turns pay: fewer run at once, of more the last ones matter little
 FEW_TAPS = 8  # up to which they differ too little
 
 
@@ -37,7 +36,7 @@ class TapTiles(NamedTuple):
     size: int  # rows on this side
     active: int  # of these, the first that can have pairs
     alone: int = 0  # T, where each PLACES places have one tap and nbr, (P / 32, 1, 32), is of that
-    turns: mx.array | None = None  # (P / TURN,) int32 which TURN places are computed first; None: the last
+    turns: mx.array | None = None  # (P / PLACES,) int32 which PLACES are computed first; None: the last
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -143,15 +142,15 @@ def tap_tiles(
 
 def turns_of(masks: mx.array) -> mx.array | None:
     """`tile_turns` where they pay."""
-    return tile_turns(masks) if FEWEST <= masks.shape[0] * 32 // TURN <= MOST else None
+    return tile_turns(masks) if FEWEST <= masks.shape[0] * 32 // PLACES <= MOST else None
 
 
 def tile_turns(masks: mx.array) -> mx.array:
-    """Which TURN places of a map are computed first: those with most taps, so that none is waited for.
+    """Which PLACES of a map are computed first: those with most taps, so that none is waited for.
 
-    masks: of TapTiles, of at most MOST times TURN places; else CapacityError. Returns (P / TURN,) int32.
+    masks: of TapTiles, of at most MOST times PLACES; else CapacityError. Returns (P / PLACES,) int32.
     """
-    tiles, words = masks.shape[0] * 32 // TURN, masks.shape[1]
+    tiles, words = masks.shape[0] * 32 // PLACES, masks.shape[1]
     if tiles > MOST:
         raise CapacityError(f"turns of {tiles} tiles, at most {MOST} are supported")
     return launch("tile_turns", [masks], [tiles, words], [(tiles,)], (blocks(tiles, MAX_THREADS), 1, 1))[0]

@@ -96,14 +96,13 @@ def shapes(name: str, itemsize: int, exact: int) -> Iterator[dict[str, int]]:
     if name not in ("conv_tiles", "conv_tiles_grad"):
         yield {}
         return
-    table = tile_shapes.FORWARD if name == "conv_tiles" else tile_shapes.WEIGHT_GRAD
-    for _, tile in table.get((True, itemsize, exact)) or table[True, itemsize, 0]:
-        yield from ({**tile._asdict(), "FINISH": f} for f in (range(3) if name == "conv_tiles" else (0,)))
+    forward = name == "conv_tiles"
+    table = tile_shapes.FORWARD if forward else tile_shapes.WEIGHT_GRAD
+    tiles = [tile for _, tile in table.get((True, itemsize, exact)) or table[True, itemsize, 0]]
     if itemsize == 2:
-        forward = [tile for *_, tile in tile_shapes.TOGETHER]
-        for tile in forward if name == "conv_tiles" else tile_shapes.TOGETHER_GRAD.values():
-            yield from ({**tile._asdict(), "FINISH": f} for f in (range(3) if name == "conv_tiles" else (0,)))
-    if name == "conv_tiles" and (True, itemsize, exact) in tile_shapes.FEW:
+        tiles += [t for *_, t in tile_shapes.TOGETHER] if forward else tile_shapes.TOGETHER_GRAD.values()
+    yield from ({**tile._asdict(), "FINISH": f} for tile in tiles for f in (range(3) if forward else (0,)))
+    if forward and (True, itemsize, exact) in tile_shapes.FEW:
         yield from ({**tile_shapes.FEW[True, itemsize, exact]._asdict(), "FINISH": f} for f in (1, 2))
 
 
