@@ -22,7 +22,8 @@ from .tap_tree import LEAF, TREE, nodes
 PLACES = 256  # a multiple of every tile's rows
 WINDOW = 1 << 20  # rows that are ordered by taps together
 KEY_BITS = 27  # taps that a sort key tells apart
-FEWEST, MOST = 64, 1024  # times PLACES, where turns pay: fewer run at once, of more the last ones matter little
+# Times PLACES, where turns pay: fewer all run at once, of more the last ones matter little.
+FEWEST, MOST = 64, 1024
 FEW_TAPS = 8  # up to which they differ too little
 
 
