@@ -16,7 +16,7 @@ template <int FOURS, int LD, int BK> METAL_FUNC int conv_turned_at(int r, int c)
   return FOURS ? c / 64 * (64 * BK) + group_at<64>(r, c % 64) : r * LD + c;
 }
 template <int FOURS, int M> METAL_FUNC int conv_first(int sg) {
-  return FOURS ? sg / 4 * (M * 4) + sg % 4 * 16 : sg * M;
+  return FOURS ? sg / 4 * 4 * M + sg % 4 * 16 : sg * M;
 }
 template <typename T, int M, int N, int EXACT, int FOURS> struct conv_sums {
   typedef tile_mma<T, M, N, EXACT> sums;
