@@ -3,8 +3,9 @@
     python benchmarks/gpu.py WORK.npz [--only TEXT] [--out FILE] [--no-spconv] [--spconv FOLDER] [--limit MIB]
 
 WORK.npz holds surf_100k and surf_1m, int32 (N, 4) batch, x, y, z in scan order. Milliseconds are medians of
-synchronised calls and, in brackets, means of a chain of calls inside one wait. "map cached": the map is
-there; other cases start from coordinates on the device: checks, hash, map and row order are in the time.
+synchronised calls and, in brackets, means of a chain of calls inside one wait, both by mlxsparse.wait, which
+looks again and again as torch.cuda.synchronize does; "eval": by mx.eval, which sleeps. "map cached": the map
+is there; other cases start from coordinates on the device: checks, hash, map and row order are in the time.
 spconv (torch with CUDA, spconv-cu126) runs in processes of its own: benchmarks/gpu_spconv.py.
 """
 
@@ -41,11 +42,10 @@ PRECISIONS = {  # name -> (dtype, MLXSPARSE_FP32)
     "fp32 exact": (mx.float32, "exact"),
 }
 Result = dict[str, float]
-measure = functools.partial(gpu_cases.measure, peak=mx.get_peak_memory, reset=mx.reset_peak_memory)
-
-
-def wait(result: Any) -> None:
-    mx.eval(result)  # returns when the device has it; mx.synchronize() would wait a second time, 0.05 ms
+measure = functools.partial(
+    gpu_cases.measure, peak=mx.get_peak_memory, reset=mx.reset_peak_memory, asleep=mx.eval
+)
+wait = ms.wait
 
 
 def random(seed: int, *shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:

@@ -18,23 +18,23 @@ def measure(
     chain: Callable[[int], Any] | None = None,
     peak: Callable[[], int] | None = None,
     reset: Callable[[], None] = lambda: None,
+    asleep: Callable[[Any], None] | None = None,
 ) -> dict[str, float]:
     """Milliseconds: median of synchronised calls, and mean of a chain of them inside one wait.
 
     wait(result) returns when the device has it. chain(n) makes n calls of which each needs the one before;
     default: n independent ones. peak(): the device's largest use of memory in bytes since reset(), with all
     that the case holds, of the synchronised calls ("peak MiB"): a chain may hold the results of many calls,
-    and first calls choose and build what later ones use.
+    and first calls choose and build what later ones use. asleep: another wait, whose median is "eval".
     """
     for _ in range(3):
         wait(run())
     reset()
-    single = []
-    for _ in range(calls):
-        start = time.perf_counter()
-        wait(run())
-        single.append(time.perf_counter() - start)
-    found = {} if peak is None else {"peak MiB": peak() // 2**20}
+    found: dict[str, float] = {"sync": _median(run, wait, calls)}
+    if peak is not None:
+        found["peak MiB"] = peak() // 2**20
+    if asleep is not None:
+        found["eval"] = _median(run, asleep, calls)
     linked = chain or (lambda n: [run() for _ in range(n)])
     wait(linked(calls))
     best = float("inf")
@@ -42,4 +42,14 @@ def measure(
         start = time.perf_counter()
         wait(linked(calls))
         best = min(best, (time.perf_counter() - start) / calls)
-    return {"sync": round(1e3 * sorted(single)[calls // 2], 4), "chain": round(1e3 * best, 4), **found}
+    return {**found, "chain": round(1e3 * best, 4)}
+
+
+def _median(run: Callable[[], Any], wait: Callable[[Any], None], calls: int) -> float:
+    """Milliseconds of a call that is waited for."""
+    taken = []
+    for _ in range(calls):
+        start = time.perf_counter()
+        wait(run())
+        taken.append(time.perf_counter() - start)
+    return round(1e3 * sorted(taken)[calls // 2], 4)

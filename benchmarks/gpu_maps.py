@@ -30,10 +30,7 @@ from mlxsparse.models.minkunet import MinkUNet, ModelArgs
 
 ONE, TWO, THREE, ZERO = (1,) * 3, (2,) * 3, (3,) * 3, (0,) * 3
 HALVES, TOUCHED = (TWO, TWO, ZERO, ONE), (THREE, TWO, ONE, ONE)
-
-
-def wait(result: Any) -> None:
-    mx.eval(result)
+wait = ms.wait
 
 
 def show(name: str, run: Callable[[], Any], calls: int = 10) -> None:

@@ -20,12 +20,10 @@ from mlxsparse.models.minkunet import MinkUNet, ModelArgs
 FRAMES = 50
 STEPS = 16  # capacities of a power of two: 2% above what is there on average, 4.4% at most
 Result = dict[str, float]
-measure = functools.partial(gpu_cases.measure, peak=mx.get_peak_memory, reset=mx.reset_peak_memory)
-
-
-def wait(result: Any) -> None:
-    mx.eval(result)
-    mx.synchronize()
+measure = functools.partial(
+    gpu_cases.measure, peak=mx.get_peak_memory, reset=mx.reset_peak_memory, asleep=mx.eval
+)
+wait = ms.wait
 
 
 def network(dtype: mx.Dtype) -> MinkUNet:

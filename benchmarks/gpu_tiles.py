@@ -20,6 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import mlx.core as mx
 import numpy as np
 
+import mlxsparse as ms
 from benchmarks.gpu_cases import measure
 from mlxsparse.backend import kernel_coords, kernel_tiles, tap_tiles, tile_shapes
 from mlxsparse.backend.tile_shapes import Tile
@@ -87,13 +88,9 @@ GRAD = {
 }
 
 
-def wait(result: Any) -> None:
-    mx.eval(result)  # returns when the device has it; mx.synchronize() would wait a second time, 0.05 ms
-
-
 def show(name: str, run: Callable[[], Any], **options: Any) -> None:
     try:
-        found = measure(run, wait, 10, **options)
+        found = measure(run, ms.wait, 10, **options)
         print(f"{name:64s} {found['sync']:8.3f} ({found['chain']:.3f})", flush=True)
     except Exception as error:
         print(f"{name:64s} {type(error).__name__}: {str(error)[:160]}", flush=True)
@@ -114,7 +111,7 @@ def orders(coords: mx.array) -> None:
     for window in (65536, 262144, n):
         os.environ["MLXSPARSE_WINDOW"] = str(window)
         tiles = tap_tiles.tap_tiles(nbr, n, (3, 3, 3))
-        wait(tiles.arrays)
+        ms.wait(tiles.arrays)
         masks = np.array(tiles.masks)
         ratios = ", ".join(f"{rows} rows {computed(masks, rows) / pairs:.3f}" for rows in (32, 128, 256))
         print(f"window {window}: computed pairs by tiles of {ratios}")
@@ -163,7 +160,7 @@ def sweep(coords: mx.array, only: str) -> Iterator[None]:
     tiles = tap_tiles.tap_tiles(
         kernel_coords.submanifold_map(kernel_coords.hash_table(coords), (3, 3, 3)).nbr, n, (3, 3, 3)
     )
-    wait(tiles.arrays)
+    ms.wait(tiles.arrays)
     for key, shapes in FORWARD.items() if only in "forward" else ():
         x, w = inputs(key, n)
         for i, tile in enumerate(shapes):

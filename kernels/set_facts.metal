@@ -1,10 +1,8 @@
-// Sums of bit_counts of L sets, and what the host reads of them and of the set that they follow from, in arrays of 8 bytes:
-// MLX's CUDA backend keeps those where the host sees them, and moves larger ones.
+// Sums of bit_counts of L sets, and what the host reads of them and of the set that they follow from.
 // in: table uint32 (coord_hash_insert), totals[G] int32, outside[8] uint32 (status of site_bits)
 //     dims = {L, 4 times: first, number of its totals, 0 past the last; where the table's status begins, in 8s}
 // out: ends[>= G] int32 inclusive sums of the totals of a set
-//     repeated[2] uint32: status[0], 0; high_bx, high_yz, low_bx, low_yz [2] uint32: status[1 .. 8];
-//     count0 .. count3 [2] int32: sites of a set, 1 if one lay outside its box; 0 past the last
+//     facts[17] uint32: status[0 .. 8]; of each of 4 sets its sites, then 1 if one lay outside its box; 0 past the last
 // grid: max(L, 1) threadgroups of 256 threads; a thread takes a run
 threadgroup int sums[8];
 int l = int(threadgroup_position_in_grid.x), t = int(thread_index_in_threadgroup), sets = dims[0];
@@ -23,16 +21,8 @@ for (int g = first; g < last; g++) {
   ends[start + g] = running;
 }
 if (t == 255 && l < sets) {
-  device int* count = l == 0 ? count0 : l == 1 ? count1 : l == 2 ? count2 : count3;
-  count[0] = running;
-  count[1] = int(outside[l]);
+  facts[9 + 2 * l] = uint(running);
+  facts[10 + 2 * l] = outside[l];
 }
 const device uint* status = table + 8 * size_t(dims[9]);
-if (l == 0 && t < 2) {
-  repeated[t] = t == 0 ? status[0] : 0u;
-  high_bx[t] = status[1 + t];
-  high_yz[t] = status[3 + t];
-  low_bx[t] = status[5 + t];
-  low_yz[t] = status[7 + t];
-  for (int k = sets; k < 4; k++) (k == 0 ? count0 : k == 1 ? count1 : k == 2 ? count2 : count3)[t] = 0;
-}
+if (l == 0 && t < 17 && (t < 9 || t >= 9 + 2 * sets)) facts[t] = t < 9 ? status[t] : 0u;

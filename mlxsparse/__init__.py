@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import backend, blocks, blocksparse, errors, masks, nn, ops
+from .backend.mail import wait
 from .compiled import bucket, compile
 from .coords import CoordinateManager, CoordinateMapKey, Kernel, KernelMap
 from .ops.storage import load, save
@@ -33,4 +34,5 @@ __all__ = [
     "ops",
     "save",
     "voxelize",
+    "wait",
 ]

@@ -19,8 +19,8 @@ import mlx.nn
 from .backend import executor, pace, trace
 from .backend.autodiff import traced, without_gradients
 from .backend.kernel_sites import Extent
-from .backend.library import begin
-from .backend.status import clear, combined, copied, is_clear, raise_for_copy, watching
+from .backend.mail import Sent, begin, send
+from .backend.status import clear, combined, is_clear, raise_for_sent, watching
 from .coords import CoordinateMapKey
 from .coords.geometry import Triple, triple
 from .errors import MLXSparseError, ShapeError, TracedOnHostError
@@ -93,7 +93,7 @@ class Compiled:
         self._state = inputs, outputs
         self._late, self._bounds = late, bounds
         self._plans: dict[Any, _Plan] = {}
-        self._pending: list[mx.array] = []
+        self._pending: list[Sent] = []
         named = type(function) if isinstance(function, mlx.nn.Module) else function
         functools.update_wrapper(self, named, updated=())
 
@@ -117,8 +117,8 @@ class Compiled:
         result = _attached(result, plan.slots, keys)
         earlier = len(self._pending)
         if status is not None:
-            self._pending.append(copied(status))
-            begin(self._pending[-1], *_arrays(result))
+            self._pending.append(send(status))
+            begin(*_arrays(result))
         # Inside another transformation a status has no value yet: it is looked at with the next call.
         with contextlib.suppress(TracedOnHostError):
             self._look(earlier if self._late else len(self._pending))
@@ -139,7 +139,7 @@ class Compiled:
         """Read the first statuses that wait for it; each is told once."""
         for _ in range(number):
             try:
-                raise_for_copy(self._pending[0])
+                raise_for_sent(self._pending[0])
             except TracedOnHostError:
                 raise
             except MLXSparseError:

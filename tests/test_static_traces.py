@@ -14,6 +14,7 @@ import mlxsparse as ms
 from mlxsparse import compiled, ops
 from mlxsparse.backend import device as backend_device
 from mlxsparse.backend import library
+from mlxsparse.backend.mail import Sent
 from mlxsparse.errors import CapacityError, TracedOnHostError
 
 from .static_cases import OPERATORS, eval_mode, frame, same, small_net, tensor, weight
@@ -33,7 +34,8 @@ def lazy(monkeypatch):
     before = mx.default_device()
     mx.set_default_device(mx.cpu)
     monkeypatch.setattr(compiled, "begin", lambda *_: None)
-    monkeypatch.setattr(compiled, "raise_for_copy", lambda _: None)
+    monkeypatch.setattr(compiled, "send", lambda status: Sent([status]))
+    monkeypatch.setattr(compiled, "raise_for_sent", lambda _: None)
     with library.using(_lazy), backend_device.kernels_everywhere():
         yield
     mx.set_default_device(before)
@@ -65,7 +67,7 @@ def test_fifty_frames_one_compilation_no_read(lazy, monkeypatch):
     evaluate = host.require_values
     monkeypatch.setattr(host, "require_values", lambda a: reads.append(a) or evaluate(a))
     monkeypatch.setattr(library, "read_ints", lambda *a: reads.append(a))
-    monkeypatch.setattr(compiled, "raise_for_copy", reads.append)
+    monkeypatch.setattr(compiled, "raise_for_sent", lambda sent: reads.extend(sent._arrays))
     for n in range(20, 70):
         sites, feats = frame(n, seed=n)
         x = ms.SparseTensor(mx.array(sites), feats, batch_size=2, validate=False).with_capacity(ms.bucket(70))

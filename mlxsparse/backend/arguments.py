@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CapacityError, DTypeError, MLXSparseError, ShapeError
+from .mail import read_ints
 
 SMALL = 8  # inputs below it lie in another address space on Metal
 
@@ -74,34 +75,12 @@ def filled(shape: Sequence[int], value: float, dtype: mx.Dtype) -> mx.array:
     return mx.full(tuple(shape), value, dtype)
 
 
-def begin(*arrays: mx.array) -> bool:
-    """Start computing arrays that will be read soon; whether that was possible.
-
-    What follows from the arguments of a transformation of MLX may not be started inside it: it stays lazy,
-    and is computed once, with the first result that needs it.
-    """
-    try:
-        mx.async_eval(*arrays)
-    except ValueError:
-        return False
-    return True
-
-
 def numbers(n: int) -> mx.array:
     """0, 1, .. n - 1 int32."""
     return mx.arange(n, dtype=mx.int32) if n else filled((0,), 0, mx.int32)
 
 
 # ---------------------------------------------------------------- checks of an operator
-
-
-def read_ints(*values: mx.array) -> list[int]:
-    """0-d integer arrays as Python integers, in one wait for the device."""
-    # 8 bytes each: MLX's CUDA backend keeps such arrays where the host sees them. It moves larger ones, which
-    # costs as much as several waits, and with a view all that it is a view of.
-    alone = [v + 0 if v.dtype == mx.int64 else v.astype(mx.int64) for v in values]
-    mx.eval(*alone)
-    return [int(np.array(v)) for v in alone]
 
 
 def check_array(name: str, a: mx.array, ndim: int, dtype: mx.Dtype | None = None) -> None:

@@ -13,10 +13,10 @@ from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 
-from .host import require_values
 from .kernel_coords import CoordTable, OwnMap, Triple
 from .kernel_sites import Extent
-from .library import MAX_THREADS, SMALL, begin, blocks, check_coords, launch, unread_rows
+from .library import MAX_THREADS, SMALL, blocks, check_coords, launch, unread_rows
+from .mail import send
 from .tap_tiles import PLACES, TapTiles, tap_order
 
 PER_STRETCH = 256  # blocks of 256 cells whose ones are counted together
@@ -138,23 +138,22 @@ def counted(
     One wait for all, before which `meanwhile` is called, whose work the GPU goes on with. Without a table
     repeated and ends mean nothing.
     """
-    facts = no_status() if table is None else table.table
+    status = no_status() if table is None else table.table
     spans: list[int] = []
     totals, outside = unread_rows(), no_status()
     if sets:
         bits, before, totals, outside, spans = _ones(coords, sets)
-    shapes = [(totals.size,), *[(2,)] * 9]
+    shapes = [(totals.size,), (17,)]
     groups = (max(len(sets), 1), 1, 1)
     dims = [len(sets), *spans, *[0] * (2 * (MOST_SETS - len(sets))), 0 if table is None else table.status]
-    ends, *found = launch("set_facts", [facts, totals, outside], dims, shapes, groups)
+    ends, facts = launch("set_facts", [status, totals, outside], dims, shapes, groups)
+    sent = send(facts)
     if meanwhile is not None:
-        begin(*found)
         meanwhile()
-    require_values(*found)
-    (repeated, _), *pairs = read_pairs(found)
-    high, low = pairs[0] + pairs[1], pairs[2] + pairs[3]
+    ((repeated, *found),) = sent.read()
+    high, low = found[:4], found[4:8]
     ends_of = [2**31 - 1 - v for v in low], [v - 2**31 for v in high]  # see kernels/coord_hash_insert.metal
-    counts = [(number, lost != 0) for number, lost in pairs[4 : 4 + len(sets)]]
+    counts = [(found[8 + 2 * i], found[9 + 2 * i] != 0) for i in range(len(sets))]
     made = []
     for i, (extent, geometry) in enumerate(sets):
         if len(sets) > 1:
@@ -163,13 +162,8 @@ def counted(
             whole = bits[8 * cut.start : 8 * cut.stop], before[cut], ends[first : last + SMALL]
         else:
             whole = bits, before, ends
-        made.append(Marked(*whole, found[5 + i], extent, geometry))
+        made.append(Marked(*whole, facts[9 + 2 * i : 11 + 2 * i].astype(mx.int32), extent, geometry))
     return made, Facts(repeated != 0, ends_of, counts)
-
-
-def read_pairs(arrays: Sequence[mx.array]) -> list[list[int]]:
-    """Values of small integer arrays that were evaluated."""
-    return [a.tolist() for a in arrays]  # type: ignore[misc]
 
 
 @functools.cache

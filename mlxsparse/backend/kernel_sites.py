@@ -10,11 +10,11 @@ import math
 from typing import NamedTuple
 
 import mlx.core as mx
-import numpy as np
 
 from ..errors import CapacityError
 from .kernel_coords import NeighbourMap, Triple, flagged, floor_divide
 from .library import MAX_THREADS, blocks, check_coords, filled, launch, read_ints
+from .mail import send
 from .running import running_sums
 
 MAX_CANDIDATES = 2**31 - 1
@@ -51,7 +51,7 @@ def extent_of(coords: mx.array, batch_size: int) -> Extent:
     """Bounds of (n, 4) int32 coordinates. Waits for them."""
     if coords.shape[0] == 0:
         return Extent((0, 0, 0), (1, 1, 1), batch_size)
-    low, high = np.array(mx.stack([coords.min(axis=0), coords.max(axis=0)])).tolist()
+    low, high = send(coords.min(axis=0), coords.max(axis=0)).read()
     return extent_between((low, high), batch_size)
 
 

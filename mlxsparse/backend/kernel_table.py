@@ -145,11 +145,7 @@ KERNELS: dict[str, Kernel] = {
     "segment_reduce": Kernel(
         {"x": _T, "order": _I, "ptr": _I, "weight": _F}, {"y": _F, "winner": _I}, _ROWS, ("T",)
     ),
-    "set_facts": Kernel(
-        {"table": _U, "totals": _I, "outside": _U},
-        {"ends": _I, **dict.fromkeys(("repeated", "high_bx", "high_yz", "low_bx", "low_yz"), _U),
-         **dict.fromkeys(("count0", "count1", "count2", "count3"), _I)},
-    ),
+    "set_facts": Kernel({"table": _U, "totals": _I, "outside": _U}, {"ends": _I, "facts": _U}),
     "site_bits": Kernel({"coords": _I, "boxes": _I}, {"bits": _U, "status": _U}, _SITES),
     "site_map": Kernel({"coords": _I, **_BITS}, {"source": _I}, _SITES),
     "site_keys": Kernel({"coords": _I}, {"keys": _L, "status": _U}),

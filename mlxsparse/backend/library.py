@@ -17,12 +17,10 @@ import mlx.core as mx
 
 from ..errors import CapacityError, DeviceError, DTypeError, MLXSparseError
 from .arguments import SMALL, check_sizes, filled, padded, sizes
-from .arguments import begin as begin
 from .arguments import check_array as check_array
 from .arguments import check_coords as check_coords
 from .arguments import check_index as check_index
 from .arguments import numbers as numbers
-from .arguments import read_ints as read_ints
 from .cuda_compile import machine_code
 from .cuda_text import Bounds, launch_bounds, shared_memory
 from .device import trace
@@ -32,6 +30,8 @@ from .kernel_text import cuda_prelude, cuda_source, header, unique_name
 from .kernel_text import folder as folder
 from .kernel_text import plain_name as plain_name
 from .kernel_text import text as text
+from .mail import begin as begin
+from .mail import read_ints as read_ints
 from .replay import kept
 
 MAX_THREADS = 256  # of a threadgroup: Apple GPUs allow fewer than 1024 when a kernel needs many registers

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from .arguments import begin
+from .mail import begin
 
 CALLS = 16  # after which the GPU gets what was called
 PRODUCTS = 1 << 31  # multiplications that take a GPU about as long as CALLS small calls

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 
 from ..errors import CapacityError, CoordinateRangeError, MLXSparseError
-from .host import view
+from .mail import Sent, send
 
 OVERFLOW, RANGE, EMPTY, OUTSIDE = 1, 2, 4, 8
 
@@ -119,19 +119,12 @@ def watching() -> Iterator[list[mx.array]]:
 def raise_for(status: mx.array) -> None:
     """Read a status, and raise what it tells of: CapacityError, CoordinateRangeError or MLXSparseError."""
     if not is_clear(status):
-        raise_for_copy(copied(status))
+        raise_for_sent(send(status))
 
 
-def copied(status: mx.array) -> mx.array:
-    """What is read instead of a status, as reading moves an array to the host. Made together with what it
-    tells of, it need not wait for what was begun since.
-    """
-    return status + 0
-
-
-def raise_for_copy(status: mx.array) -> None:
-    """As `raise_for`, of what `copied` made."""
-    bits, needed, *stride = view(status).tolist()
+def raise_for_sent(status: Sent) -> None:
+    """As `raise_for`, of what is on its way to the host."""
+    ((bits, needed, *stride),) = status.read()
     if bits & RANGE:
         raise CoordinateRangeError(
             f"the sites of stride {tuple(stride)} leave (-2**30, 2**30), their spatial_shape, or a box of "

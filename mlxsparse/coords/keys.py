@@ -18,6 +18,7 @@ from ..backend.kernel_items import item_segments
 from ..backend.kernel_rows import Segments
 from ..backend.kernel_sites import Extent, Reached, box_of, extent_between
 from ..backend.library import begin
+from ..backend.mail import read_ints
 from ..backend.status import clear
 from ..backend.tap_tiles import TapTiles
 from ..engine.device_map import identity
@@ -86,7 +87,7 @@ class Record:
     def count(self) -> int:
         """Active rows. Waits for them where the device alone knows them; not inside a trace."""
         if self.known is None:
-            self.known = int(view(self.active_rows + 0))
+            (self.known,) = read_ints(self.active_rows)
         return self.known
 
     @property

@@ -19,6 +19,7 @@ from mlxsparse.backend import (
     kernel_block_tiles,
     kernel_blocks,
     kernel_segments,
+    kernel_text,
     library,
     tile_shapes,
 )
@@ -36,6 +37,7 @@ LARGE = (
 
 def sources() -> Iterator[tuple[str, str]]:
     """(variant, CUDA text) of every kernel, floating-point type and way to multiply float32."""
+    yield "mail", kernel_text.text("mail.cu")
     for name, kernel in library.KERNELS.items():
         modes = range(3) if "EXACT" in kernel.template else (0,)
         kinds = kernel.floats if "T" in kernel.template else ("float32",)

@@ -1,0 +1,210 @@
+"""Small results that the host waits for, and waiting for large ones.
+
+MLX's CUDA backend waits for events that let the thread sleep; it is woken some 0.03 to 0.3 ms after the GPU
+is done. Here the GPU writes into memory of the host, and the thread looks there again and again, as
+torch.cuda.synchronize does. So values need no array that the host sees either, which MLX would move there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from .cuda_compile import machine_code
+from .device import trace
+from .host import view
+from .kernel_text import text
+
+SLOTS, WORDS = 1024, 64  # of 32 bits: a ticket, then values
+PATIENCE = 5e-3  # seconds; after that an event: whoever waits so long does not feel how late it wakes
+EVENT = 5e-6  # seconds in which MLX's event follows what the GPU wrote: waited for earlier, it would sleep
+_numbers = itertools.count()
+_fence = threading.Lock()
+
+
+def begin(*arrays: mx.array) -> bool:
+    """Start computing arrays that will be read soon; whether that was possible.
+
+    What follows from the arguments of a transformation of MLX may not be started inside it: it stays lazy,
+    and is computed once, with the first result that needs it.
+    """
+    try:
+        mx.async_eval(*arrays)
+    except ValueError:
+        return False
+    return True
+
+
+class _Box(NamedTuple):
+    """Memory of the host that the GPU can write to, and what writes there."""
+
+    memory: Any  # uint32
+    address: int  # on the GPU
+    name: str
+    code: bytes
+
+
+class Sent:
+    """Small integer arrays on their way to the host."""
+
+    __slots__ = ("_arrays", "_ticket")
+
+    def __init__(self, arrays: Sequence[mx.array], ticket: int = 0):
+        self._arrays = arrays
+        self._ticket = ticket  # 0: they are read as MLX does it
+
+    def arrived(self) -> bool:
+        """Wait for them a while; whether they are in the box."""
+        if not self._ticket or (box := _box()) is None:
+            return False
+        memory, at = box.memory, _place(self._ticket)
+        until = time.perf_counter() + PATIENCE
+        while memory[at] != self._ticket:
+            if time.perf_counter() > until:  # to sleep between, however short, takes Linux 0.05 ms
+                return False
+        with _fence:  # what is read next may not have been read before
+            return True
+
+    def read(self) -> list[list[int]]:
+        """Their values, of each array in row-major order.
+
+        Raises TracedOnHostError inside ``mx.compile`` or ``mx.vmap``, where an array has no value.
+        """
+        box = _box() if self.arrived() else None
+        if box is not None:
+            at, found = _place(self._ticket) + 1, []
+            for a in self._arrays:
+                words = np.array(box.memory[at : at + _words(a)], np.uint32)
+                found.append(words.view(_KINDS[a.dtype]).tolist())
+                at += len(words)
+            if box.memory[_place(self._ticket)] == self._ticket:  # else SLOTS others were sent since
+                return found
+        return [view(a).reshape(-1).tolist() for a in self._arrays]
+
+
+_KINDS = {mx.int32: np.int32, mx.uint32: np.uint32, mx.int64: np.int64, mx.uint64: np.uint64}
+
+
+def send(*arrays: mx.array) -> Sent:
+    """Start computing at most two arrays of integers of 32 or 64 bits that the host will read, few of them.
+
+    What is begun later is not waited for.
+    """
+    words = [_words(a) for a in arrays]
+    if sum(words) < WORDS and mx.default_device().type == mx.DeviceType.gpu and (box := _box()) is not None:
+        if ticket := _posted(box, arrays, words):
+            return Sent(arrays, ticket)
+    # Copies, as reading moves what is read to the host, with all that it is a view of.
+    copies = [a + 0 for a in arrays]
+    begin(*copies)
+    return Sent(copies)
+
+
+def read_ints(*values: mx.array) -> list[int]:
+    """One or two 0-d arrays of integers as Python integers, in one wait for the device."""
+    kinds = [v if v.dtype in _KINDS else v.astype(mx.int32) for v in values]
+    return [value for (value,) in send(*kinds).read()]
+
+
+def wait(*tree: Any) -> None:
+    """Evaluate arrays, in any tree of lists, tuples and dicts, and wait until the device has them.
+
+    As ``mx.eval``, which sleeps on a CUDA device and wakes 0.03 to 0.3 ms late: this looks again and again
+    for up to 5 ms before it sleeps, which takes a core of the host meanwhile. Elsewhere the two are the same.
+    """
+    leaves: list[tuple[str, Any]] = tree_flatten(list(tree))  # type: ignore[assignment]
+    arrays = [a for _, a in leaves if isinstance(a, mx.array)]
+    if mx.default_device().type == mx.DeviceType.gpu and (box := _box()) is not None:
+        # MLX computes the first of them last, and what it computes next to them need not hold their memory.
+        if (ticket := _posted(box, (), (), arrays)) and Sent((), ticket).arrived():
+            until = time.perf_counter() + EVENT
+            while time.perf_counter() < until:
+                pass
+    mx.eval(*arrays)
+
+
+def _words(a: mx.array) -> int:
+    return a.size * a.dtype.size // 4
+
+
+def _place(ticket: int) -> int:
+    return ticket % SLOTS * WORDS
+
+
+def _posted(
+    box: _Box, arrays: Sequence[mx.array], words: Sequence[int], after: Sequence[mx.array] = ()
+) -> int:
+    """The ticket of arrays that are on their way; 0 inside of a transformation, where they cannot be.
+
+    after: what is computed before them.
+    """
+    ticket = 1 + next(_numbers) % (2**31 - 1)
+    place = box.address + 4 * _place(ticket)
+    made = mx.fast.precompiled_cuda_kernel(
+        name=box.name,
+        compiled_source=box.code,
+        inputs=[*arrays, *[_nothing()] * (2 - len(arrays))],
+        output_shapes=[(1,)],
+        output_dtypes=[mx.int32],
+        scalars=[_signed(place), _signed(place >> 32), ticket, *words, *[0] * (2 - len(words))],
+        grid=(WORDS, 1, 1),
+        threadgroup=(WORDS, 1, 1),
+        ensure_row_contiguous=True,
+    )
+    return ticket if begin(*made, *after) else 0
+
+
+def _signed(value: int) -> int:
+    """The low 32 bits as int32."""
+    return (value + 2**31) % 2**32 - 2**31
+
+
+@functools.cache
+def _nothing() -> mx.array:
+    return mx.array([0, 0], dtype=mx.int32)
+
+
+@functools.cache
+def _box() -> _Box | None:
+    """None where arrays are read as MLX does it: no CUDA, or no way to share memory with it."""
+    if not mx.cuda.is_available():
+        return None
+    made = machine_code("mail", text("mail.cu"))
+    mx.eval(mx.zeros((SLOTS,), mx.int32) + 1)  # CUDA has started
+    address = None
+    with contextlib.suppress(OSError, AttributeError):
+        address = _shared(4 * SLOTS * WORDS)
+    if made is None or address is None:
+        trace("no memory that host and GPU share: waits sleep", once=True)
+        return None
+    memory = (ctypes.c_uint32 * (SLOTS * WORDS)).from_address(address[0])
+    ctypes.memset(memory, 0, 4 * SLOTS * WORDS)
+    return _Box(memory, address[1], *made)
+
+
+def _shared(size: int) -> tuple[int, int] | None:
+    """Pinned memory until the process ends: its address on the host and on the GPU."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    context, device = ctypes.c_void_p(), ctypes.c_int()
+    host, gpu = ctypes.c_void_p(), ctypes.c_uint64()
+    every, mapped = 1, 2  # CU_MEMHOSTALLOC_PORTABLE, _DEVICEMAP
+    if cuda.cuCtxGetCurrent(ctypes.byref(context)) or not context.value:
+        if cuda.cuDeviceGet(ctypes.byref(device), 0):
+            return None
+        if cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) or cuda.cuCtxSetCurrent(context):
+            return None
+    if cuda.cuMemHostAlloc(ctypes.byref(host), ctypes.c_size_t(size), every | mapped) or host.value is None:
+        return None
+    if cuda.cuMemHostGetDevicePointer_v2(ctypes.byref(gpu), host, 0):
+        return None
+    return host.value, gpu.value
