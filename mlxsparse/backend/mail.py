@@ -55,12 +55,13 @@ class _Box(NamedTuple):
 
 
 class Sent:
-    """Small integer arrays on their way to the host."""
+    """Small integer arrays on their way to the host, or nothing but the news that something is computed."""
 
-    __slots__ = ("_arrays", "_ticket")
+    __slots__ = ("_arrays", "_mark", "_ticket")
 
-    def __init__(self, arrays: Sequence[mx.array], ticket: int = 0):
+    def __init__(self, arrays: Sequence[mx.array], mark: mx.array | None = None, ticket: int = 0):
         self._arrays = arrays
+        self._mark = mark  # computed with them
         self._ticket = ticket  # 0: they are read as MLX does it
 
     def arrived(self) -> bool:
@@ -74,6 +75,11 @@ class Sent:
                 return False
         with _fence:  # what is read next may not have been read before
             return True
+
+    def wait(self) -> None:
+        """Return when they are there."""
+        if not self.arrived():
+            mx.eval(*self._arrays if self._mark is None else [self._mark])
 
     def read(self) -> list[list[int]]:
         """Their values, of each array in row-major order.
@@ -101,13 +107,24 @@ def send(*arrays: mx.array) -> Sent:
     What is begun later is not waited for.
     """
     words = [_words(a) for a in arrays]
-    if sum(words) < WORDS and mx.default_device().type == mx.DeviceType.gpu and (box := _box()) is not None:
-        if ticket := _posted(box, arrays, words):
-            return Sent(arrays, ticket)
+    if sum(words) < WORDS and (sent := _posted(arrays, words)) is not None:
+        return sent
     # Copies, as reading moves what is read to the host, with all that it is a view of.
     copies = [a + 0 for a in arrays]
     begin(*copies)
     return Sent(copies)
+
+
+def after(*arrays: mx.array) -> Sent | None:
+    """Start computing arrays; what tells that they are there and holds none of them.
+
+    None inside of a transformation of MLX, where they cannot be begun.
+    """
+    sent = _posted((), (), arrays)
+    if sent is None:
+        mark = _nothing() + 0
+        sent = Sent((), mark) if begin(mark, *arrays) else None
+    return sent
 
 
 def read_ints(*values: mx.array) -> list[int]:
@@ -124,12 +141,11 @@ def wait(*tree: Any) -> None:
     """
     leaves: list[tuple[str, Any]] = tree_flatten(list(tree))  # type: ignore[assignment]
     arrays = [a for _, a in leaves if isinstance(a, mx.array)]
-    if mx.default_device().type == mx.DeviceType.gpu and (box := _box()) is not None:
-        # MLX computes the first of them last, and what it computes next to them need not hold their memory.
-        if (ticket := _posted(box, (), (), arrays)) and Sent((), ticket).arrived():
-            until = time.perf_counter() + EVENT
-            while time.perf_counter() < until:
-                pass
+    sent = _posted((), (), arrays)
+    if sent is not None and sent.arrived():
+        until = time.perf_counter() + EVENT
+        while time.perf_counter() < until:
+            pass
     mx.eval(*arrays)
 
 
@@ -141,16 +157,13 @@ def _place(ticket: int) -> int:
     return ticket % SLOTS * WORDS
 
 
-def _posted(
-    box: _Box, arrays: Sequence[mx.array], words: Sequence[int], after: Sequence[mx.array] = ()
-) -> int:
-    """The ticket of arrays that are on their way; 0 inside of a transformation, where they cannot be.
-
-    after: what is computed before them.
-    """
+def _posted(arrays: Sequence[mx.array], words: Sequence[int], before: Sequence[mx.array] = ()) -> Sent | None:
+    """Arrays on their way to the box, computed after `before`. None where there is none or they cannot be."""
+    if mx.default_device().type != mx.DeviceType.gpu or (box := _box()) is None:
+        return None
     ticket = 1 + next(_numbers) % (2**31 - 1)
     place = box.address + 4 * _place(ticket)
-    made = mx.fast.precompiled_cuda_kernel(
+    (mark,) = mx.fast.precompiled_cuda_kernel(
         name=box.name,
         compiled_source=box.code,
         inputs=[*arrays, *[_nothing()] * (2 - len(arrays))],
@@ -161,7 +174,9 @@ def _posted(
         threadgroup=(WORDS, 1, 1),
         ensure_row_contiguous=True,
     )
-    return ticket if begin(*made, *after) else 0
+    # MLX computes the first of them last. As an input of the kernel, the others would be held until a thread
+    # of MLX has heard of its end.
+    return Sent(arrays, mark, ticket) if begin(mark, *before) else None
 
 
 def _signed(value: int) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from .mail import begin
+from .mail import Sent, after, begin
 
 CALLS = 16  # after which the GPU gets what was called
 PRODUCTS = 1 << 31  # multiplications that take a GPU about as long as CALLS small calls
@@ -25,7 +25,7 @@ TRACED = 1 << 25  # likewise in a compiled function: the host has little to do b
 class _Pace(threading.local):
     calls = 0  # since the GPU got something
     nbytes = 0  # of results, since one was waited for
-    before: mx.array | None = None  # tells when the GPU has run what it got last
+    before: Sent | None = None  # tells when the GPU has run what it got last
     stages: list[mx.array] | None = None  # of the trace that is being made
     staged = 0  # bytes since the last of them
     wanted: list[mx.array] | None = None  # gradients of weights that nothing waits for yet, in that trace
@@ -39,7 +39,7 @@ def called(result: mx.array, weight: int = 1) -> None:
     _pace.calls += weight
     _pace.nbytes += result.nbytes
     if _pace.nbytes >= AHEAD:
-        run([_mark(result)])
+        run([result])
         _pace.nbytes = 0
     elif _pace.calls >= CALLS:
         begin(result)
@@ -103,11 +103,12 @@ def next_cotangent(cotangent: mx.array) -> mx.array:
     return cotangent
 
 
-def run(marks: list[mx.array]) -> None:
-    """Compute stages, each when the one but one before it is done."""
-    for mark in marks:
-        if not begin(mark):
+def run(stages: list[mx.array]) -> None:
+    """Compute what is large, each when the one but one before it is done."""
+    for large in stages:
+        sent = after(large)
+        if sent is None:
             return
         if _pace.before is not None:
-            mx.eval(_pace.before)
-        _pace.before = mark
+            _pace.before.wait()
+        _pace.before = sent

@@ -251,25 +251,22 @@ def test_large_results_are_waited_for(monkeypatch: Any) -> None:
     from mlxsparse.backend import pace
 
     events: list[tuple[str, int]] = []
-    marks: list[mx.array] = []
 
-    def begin(mark: mx.array) -> bool:
-        marks.append(mark)
-        events.append(("begin", len(marks) - 1))
-        return True
+    class Begun:
+        def __init__(self, result: mx.array):
+            self.number = int(result[0, 0])
+            events.append(("begin", self.number))
 
-    def wait(mark: mx.array) -> None:
-        events.append(("wait", next(i for i, a in enumerate(marks) if a is mark)))
+        def wait(self) -> None:
+            events.append(("wait", self.number))
 
-    monkeypatch.setattr(pace, "begin", begin)
-    monkeypatch.setattr(pace.mx, "eval", wait)
+    monkeypatch.setattr(pace, "after", Begun)
     monkeypatch.setattr(pace, "AHEAD", 3 * 84)
     for name, value in (("before", None), ("calls", 0), ("nbytes", 0)):
         monkeypatch.setattr(pace._pace, name, value)
-    for _ in range(9):
-        pace.called(mx.ones((7, 3)))
-    assert events == [("begin", 0), ("begin", 1), ("wait", 0), ("begin", 2), ("wait", 1)]
-    assert all(mark.size == 1 for mark in marks)  # none holds the memory of a result
+    for number in range(9):
+        pace.called(mx.full((7, 3), number))
+    assert events == [("begin", 2), ("begin", 5), ("wait", 2), ("begin", 8), ("wait", 5)]
 
 
 def test_stages_of_a_trace(monkeypatch: Any) -> None:
