@@ -25,16 +25,18 @@ def measure(
     wait(result) returns when the device has it. chain(n) makes n calls of which each needs the one before;
     default: n independent ones. peak(): the device's largest use of memory in bytes since reset(), with all
     that the case holds, of the synchronised calls ("peak MiB"): a chain may hold the results of many calls,
-    and first calls choose and build what later ones use. asleep: another wait, whose median is "eval".
+    and first calls choose and build what later ones use. asleep: another wait, whose median is "eval", and
+    whose calls the peak is of.
     """
     for _ in range(3):
         wait(run())
+    found: dict[str, float] = {}
+    if asleep is not None:
+        found["sync"] = _median(run, wait, calls)
     reset()
-    found: dict[str, float] = {"sync": _median(run, wait, calls)}
+    found["sync" if asleep is None else "eval"] = _median(run, asleep or wait, calls)
     if peak is not None:
         found["peak MiB"] = peak() // 2**20
-    if asleep is not None:
-        found["eval"] = _median(run, asleep, calls)
     linked = chain or (lambda n: [run() for _ in range(n)])
     wait(linked(calls))
     best = float("inf")

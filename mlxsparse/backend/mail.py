@@ -55,13 +55,12 @@ class _Box(NamedTuple):
 
 
 class Sent:
-    """Small integer arrays on their way to the host, or nothing but the news that something is computed."""
+    """Small integer arrays on their way to the host."""
 
-    __slots__ = ("_arrays", "_mark", "_ticket")
+    __slots__ = ("_arrays", "_ticket")
 
-    def __init__(self, arrays: Sequence[mx.array], mark: mx.array | None = None, ticket: int = 0):
+    def __init__(self, arrays: Sequence[mx.array], ticket: int = 0):
         self._arrays = arrays
-        self._mark = mark  # computed with them
         self._ticket = ticket  # 0: they are read as MLX does it
 
     def arrived(self) -> bool:
@@ -75,11 +74,6 @@ class Sent:
                 return False
         with _fence:  # what is read next may not have been read before
             return True
-
-    def wait(self) -> None:
-        """Return when they are there."""
-        if not self.arrived():
-            mx.eval(*self._arrays if self._mark is None else [self._mark])
 
     def read(self) -> list[list[int]]:
         """Their values, of each array in row-major order.
@@ -115,18 +109,6 @@ def send(*arrays: mx.array) -> Sent:
     return Sent(copies)
 
 
-def after(*arrays: mx.array) -> Sent | None:
-    """Start computing arrays; what tells that they are there and holds none of them.
-
-    None inside of a transformation of MLX, where they cannot be begun.
-    """
-    sent = _posted((), (), arrays)
-    if sent is None:
-        mark = _nothing() + 0
-        sent = Sent((), mark) if begin(mark, *arrays) else None
-    return sent
-
-
 def read_ints(*values: mx.array) -> list[int]:
     """One or two 0-d arrays of integers as Python integers, in one wait for the device."""
     kinds = [v if v.dtype in _KINDS else v.astype(mx.int32) for v in values]
@@ -137,10 +119,13 @@ def wait(*tree: Any) -> None:
     """Evaluate arrays, in any tree of lists, tuples and dicts, and wait until the device has them.
 
     As ``mx.eval``, which sleeps on a CUDA device and wakes 0.03 to 0.3 ms late: this looks again and again
-    for up to 5 ms before it sleeps, which takes a core of the host meanwhile. Elsewhere the two are the same.
+    for up to 5 ms before it sleeps, which takes a core of the host meanwhile, and memory is let go of after it
+    returns. Where the GPU is done by then, mx.eval is 0.03 ms faster. Elsewhere the two are the same.
     """
-    leaves: list[tuple[str, Any]] = tree_flatten(list(tree))  # type: ignore[assignment]
-    arrays = [a for _, a in leaves if isinstance(a, mx.array)]
+    arrays = list(tree)
+    if any(type(a) is not mx.array for a in arrays):
+        leaves: list[tuple[str, Any]] = tree_flatten(arrays)  # type: ignore[assignment]
+        arrays = [a for _, a in leaves if isinstance(a, mx.array)]
     sent = _posted((), (), arrays)
     if sent is not None and sent.arrived():
         until = time.perf_counter() + EVENT
@@ -174,9 +159,7 @@ def _posted(arrays: Sequence[mx.array], words: Sequence[int], before: Sequence[m
         threadgroup=(WORDS, 1, 1),
         ensure_row_contiguous=True,
     )
-    # MLX computes the first of them last. As an input of the kernel, the others would be held until a thread
-    # of MLX has heard of its end.
-    return Sent(arrays, mark, ticket) if begin(mark, *before) else None
+    return Sent(arrays, ticket) if begin(mark, *before) else None  # MLX computes the first of them last
 
 
 def _signed(value: int) -> int:

@@ -156,30 +156,6 @@ def test_wait_as_evaluation_elsewhere():
     assert a.tolist() == [2, 2, 2]
 
 
-@pytest.mark.parametrize("boxed", [False, True])
-def test_after_computes_and_holds_nothing(post, monkeypatch, boxed):
-    if not boxed:
-        monkeypatch.setattr(mail, "_box", lambda: None)
-    made = mx.ones((1 << 20,)) + 1
-    used = mx.get_active_memory()
-    sent = mail.after(made)
-    sent.wait()
-    mx.eval(made)  # the stand-in tells at once
-    assert mx.get_active_memory() > used + made.nbytes - (1 << 16)
-    del made
-    until = time.perf_counter() + 5
-    while mx.get_active_memory() > used + (1 << 16):  # a thread of MLX lets it go
-        assert time.perf_counter() < until, "held"
-    sent.wait()
-
-
-def test_after_inside_of_a_transformation():
-    seen = []
-    mx.compile(lambda x: (seen.append(mail.after(x)), x + 1)[1])(mx.array([1.0]))
-    mx.grad(lambda x: (seen.append(mail.after(x)), x.sum())[1])(mx.array([1.0]))
-    assert seen == [None, None]
-
-
 def test_traced_values_raise():
     def read(x):
         return mx.array(mail.read_ints(x.sum())[0])
