@@ -119,8 +119,8 @@ def wait(*tree: Any) -> None:
     """Evaluate arrays, in any tree of lists, tuples and dicts, and wait until the device has them.
 
     As ``mx.eval``, which sleeps on a CUDA device and wakes 0.03 to 0.3 ms late: this looks again and again
-    for up to 5 ms before it sleeps, which takes a core of the host meanwhile, and memory is let go of after it
-    returns. Where the GPU is done by then, mx.eval is 0.03 ms faster. Elsewhere the two are the same.
+    for up to 5 ms before it sleeps, which takes a core of the host meanwhile; memory that the call used is
+    free a little later. Where the GPU is done already mx.eval is 0.03 ms faster. Elsewhere both are the same.
     """
     arrays = list(tree)
     if any(type(a) is not mx.array for a in arrays):

@@ -107,7 +107,7 @@ def next_cotangent(cotangent: mx.array) -> mx.array:
 def run(stages: list[mx.array]) -> None:
     """Compute what is large, each when the one but one before it is done.
 
-    The wait sleeps, as the thread of MLX does that lets go of memory: woken before it, the host would take more.
+    The wait sleeps, as MLX's thread does that lets go of memory: woken before it, the host would take more.
     """
     for large in stages:
         mark = _one() + 1  # begun together it tells of the other, and holds none of it

@@ -1,0 +1,68 @@
+"""How far the host runs ahead: what is begun, what is waited for, what is held."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+
+from mlxsparse.backend import autodiff, pace
+
+
+def test_large_results_are_waited_for(monkeypatch: Any) -> None:
+    events: list[tuple[str, int]] = []
+    marks: list[mx.array] = []
+
+    def begin(mark: mx.array, large: mx.array) -> bool:
+        marks.append(mark)
+        events.append(("begin", int(large[0, 0])))
+        return True
+
+    def wait(mark: mx.array) -> None:
+        events.append(("wait", next(i for i, a in enumerate(marks) if a is mark)))
+
+    monkeypatch.setattr(pace, "begin", begin)
+    monkeypatch.setattr(pace, "AHEAD", 3 * 84)
+    for name, value in (("before", None), ("calls", 0), ("nbytes", 0)):
+        monkeypatch.setattr(pace._pace, name, value)
+    results = [mx.full((7, 3), number) for number in range(9)]
+    mx.eval(results)
+    monkeypatch.setattr(pace.mx, "eval", wait)
+    for result in results:
+        pace.called(result)
+    assert events == [("begin", 2), ("begin", 5), ("wait", 0), ("begin", 8), ("wait", 1)]
+
+
+def test_what_a_large_result_is_waited_by_does_not_hold_it(monkeypatch: Any) -> None:
+    monkeypatch.setattr(pace._pace, "before", None)
+    made = mx.ones((1 << 20,)) + 1
+    used = mx.get_active_memory()
+    pace.run([made])
+    mx.eval(pace._pace.before)  # begun together, both are there
+    assert mx.get_active_memory() > used + made.nbytes - (1 << 16)
+    del made
+    until = time.perf_counter() + 5
+    while mx.get_active_memory() > used + (1 << 16):  # a thread of MLX lets it go
+        assert time.perf_counter() < until, "held"
+
+
+def test_stages_of_a_trace(monkeypatch: Any) -> None:
+    monkeypatch.setattr(pace, "TRACED", 3 * 84)
+    monkeypatch.setattr(pace._pace, "before", None)
+    device = SimpleNamespace(type=mx.DeviceType.gpu)
+    gradient = lambda ct, x: 2 * ct  # noqa: E731
+    call = autodiff.prepared("double", lambda x: 2 * x, [gradient], device)  # type: ignore[arg-type]
+
+    def body(x: mx.array) -> tuple[mx.array, list[mx.array]]:
+        with pace.stages() as marks:
+            for _ in range(10):
+                x = call(x)
+        return x, marks
+
+    y, marks = mx.compile(body)(mx.ones((7, 3)))
+    assert len(marks) == 3
+    pace.run(marks)
+    assert [mark.item() for mark in marks] == [-(2.0**3), -(2.0**6), -(2.0**9)] and y[0, 0].item() == 2.0**10
+    assert pace._pace.stages is None
