@@ -301,7 +301,7 @@ def main() -> int:
         if label not in work:
             continue
         cloud = Cloud(label, work[label].astype(np.int32))
-        for group in (maps, convolutions, networks):
+        for group in (convolutions, maps, networks):
             for name, case in group(cloud):
                 if options.only in f"{label} {name}":
                     report(f"{label} {name}", case)

@@ -14,7 +14,7 @@ import itertools
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -28,6 +28,7 @@ from .kernel_text import text
 SLOTS, WORDS = 1024, 64  # of 32 bits: a ticket, then values
 PATIENCE = 5e-3  # seconds; after that an event: whoever waits so long does not feel how late it wakes
 EVENT = 5e-6  # seconds in which MLX's event follows what the GPU wrote: waited for earlier, it would sleep
+_KINDS = {mx.int32: np.int32, mx.uint32: np.uint32, mx.int64: np.int64, mx.uint64: np.uint64}
 _numbers = itertools.count()
 _fence = threading.Lock()
 
@@ -45,64 +46,93 @@ def begin(*arrays: mx.array) -> bool:
     return True
 
 
-class _Box(NamedTuple):
-    """Memory of the host that the GPU can write to, and what writes there."""
+class Box:
+    """Memory of the host that the GPU can write to, and the kernel that writes there (kernels/mail.cu)."""
 
-    memory: Any  # uint32
-    address: int  # on the GPU
-    name: str
-    code: bytes
+    # address: of the memory, on the GPU; name, code: of the kernel.
+    def __init__(self, memory: Any, address: int, name: str, code: bytes):
+        self.memory = memory  # SLOTS * WORDS of uint32
+        nothing = mx.array([0, 0], dtype=mx.int32)
+        self.nothing = nothing, nothing
+        places = np.uint64(address) + np.arange(SLOTS, dtype=np.uint64) * np.uint64(4 * WORDS)
+        self.places: list[list[int]] = places.view(np.int32).reshape(SLOTS, 2).tolist()  # low, high
+        self.launch = functools.partial(
+            mx.fast.precompiled_cuda_kernel,
+            name=name,
+            compiled_source=code,
+            output_shapes=[(1,)],
+            output_dtypes=[mx.int32],
+            grid=(WORDS, 1, 1),
+            threadgroup=(WORDS, 1, 1),
+            ensure_row_contiguous=True,
+        )
+
+    def post(self, arrays: Sequence[mx.array], before: Sequence[mx.array] = ()) -> int:
+        """The ticket of at most two arrays on their way here, computed after `before`; 0: they cannot be."""
+        ticket = 1 + next(_numbers) % (2**31 - 1)
+        more = 2 - len(arrays)
+        sizes = [_words(a) for a in arrays] + [0] * more
+        (mark,) = self.launch(
+            inputs=[*arrays, *self.nothing[:more]],
+            scalars=[*self.places[ticket % SLOTS], ticket, *sizes],
+        )
+        return ticket if begin(mark, *before) else 0  # MLX computes the first of them last
+
+    def has(self, ticket: int) -> bool:
+        """Whether what has this ticket arrives within PATIENCE."""
+        memory, at = self.memory, ticket % SLOTS * WORDS
+        until = time.perf_counter() + PATIENCE
+        while memory[at] != ticket:
+            if time.perf_counter() > until:  # to sleep between, however short, takes Linux 0.05 ms
+                return False
+        with _fence:  # what is read next may not have been read before
+            return True
+
+    def words(self, ticket: int, count: int) -> np.ndarray | None:
+        """The first values that came with this ticket; None: others have taken their place."""
+        at = ticket % SLOTS * WORDS
+        found = np.array(self.memory[at + 1 : at + 1 + count], np.uint32)
+        return found if self.memory[at] == ticket else None
 
 
 class Sent:
     """Small integer arrays on their way to the host."""
 
-    __slots__ = ("_arrays", "_ticket")
+    __slots__ = ("_arrays", "_box", "_ticket")
 
-    def __init__(self, arrays: Sequence[mx.array], ticket: int = 0):
-        self._arrays = arrays
-        self._ticket = ticket  # 0: they are read as MLX does it
-
-    def arrived(self) -> bool:
-        """Wait for them a while; whether they are in the box."""
-        if not self._ticket or (box := _box()) is None:
-            return False
-        memory, at = box.memory, _place(self._ticket)
-        until = time.perf_counter() + PATIENCE
-        while memory[at] != self._ticket:
-            if time.perf_counter() > until:  # to sleep between, however short, takes Linux 0.05 ms
-                return False
-        with _fence:  # what is read next may not have been read before
-            return True
+    def __init__(self, arrays: Sequence[mx.array], box: Box | None = None, ticket: int = 0):
+        self._arrays, self._box, self._ticket = arrays, box, ticket  # no box: they are read as MLX does it
 
     def read(self) -> list[list[int]]:
         """Their values, of each array in row-major order.
 
         Raises TracedOnHostError inside ``mx.compile`` or ``mx.vmap``, where an array has no value.
         """
-        box = _box() if self.arrived() else None
-        if box is not None:
-            at, found = _place(self._ticket) + 1, []
-            for a in self._arrays:
-                words = np.array(box.memory[at : at + _words(a)], np.uint32)
-                found.append(words.view(_KINDS[a.dtype]).tolist())
-                at += len(words)
-            if box.memory[_place(self._ticket)] == self._ticket:  # else SLOTS others were sent since
-                return found
+        sizes = [_words(a) for a in self._arrays]
+        words = self._words(sum(sizes))
+        if words is not None:
+            found, at = [], 0
+            for a, size in zip(self._arrays, sizes):
+                found.append(words[at : at + size].view(_KINDS[a.dtype]).tolist())
+                at += size
+            return found
         return [view(a).reshape(-1).tolist() for a in self._arrays]
 
-
-_KINDS = {mx.int32: np.int32, mx.uint32: np.uint32, mx.int64: np.int64, mx.uint64: np.uint64}
+    def _words(self, count: int) -> np.ndarray | None:
+        if self._box is None or not self._box.has(self._ticket):
+            return None
+        return self._box.words(self._ticket, count)
 
 
 def send(*arrays: mx.array) -> Sent:
-    """Start computing at most two arrays of integers of 32 or 64 bits that the host will read, few of them.
+    """Start computing one or two small arrays of integers that the host will read.
 
-    What is begun later is not waited for.
+    What is begun later is not waited for. Quick for 63 words of 32 bits together, or fewer.
     """
-    words = [_words(a) for a in arrays]
-    if sum(words) < WORDS and (sent := _posted(arrays, words)) is not None:
-        return sent
+    box = _box() if mx.default_device().type == mx.DeviceType.gpu else None
+    if box is not None and all(a.dtype in _KINDS for a in arrays) and sum(map(_words, arrays)) < WORDS:
+        if ticket := box.post(arrays):
+            return Sent(arrays, box, ticket)
     # Copies, as reading moves what is read to the host, with all that it is a view of.
     copies = [a + 0 for a in arrays]
     begin(*copies)
@@ -126,8 +156,8 @@ def wait(*tree: Any) -> None:
     if any(type(a) is not mx.array for a in arrays):
         leaves: list[tuple[str, Any]] = tree_flatten(arrays)  # type: ignore[assignment]
         arrays = [a for _, a in leaves if isinstance(a, mx.array)]
-    sent = _posted((), (), arrays)
-    if sent is not None and sent.arrived():
+    box = _box() if mx.default_device().type == mx.DeviceType.gpu else None
+    if box is not None and (ticket := box.post((), arrays)) and box.has(ticket):
         until = time.perf_counter() + EVENT
         while time.perf_counter() < until:
             pass
@@ -138,42 +168,8 @@ def _words(a: mx.array) -> int:
     return a.size * a.dtype.size // 4
 
 
-def _place(ticket: int) -> int:
-    return ticket % SLOTS * WORDS
-
-
-def _posted(arrays: Sequence[mx.array], words: Sequence[int], before: Sequence[mx.array] = ()) -> Sent | None:
-    """Arrays on their way to the box, computed after `before`. None where there is none or they cannot be."""
-    if mx.default_device().type != mx.DeviceType.gpu or (box := _box()) is None:
-        return None
-    ticket = 1 + next(_numbers) % (2**31 - 1)
-    place = box.address + 4 * _place(ticket)
-    (mark,) = mx.fast.precompiled_cuda_kernel(
-        name=box.name,
-        compiled_source=box.code,
-        inputs=[*arrays, *[_nothing()] * (2 - len(arrays))],
-        output_shapes=[(1,)],
-        output_dtypes=[mx.int32],
-        scalars=[_signed(place), _signed(place >> 32), ticket, *words, *[0] * (2 - len(words))],
-        grid=(WORDS, 1, 1),
-        threadgroup=(WORDS, 1, 1),
-        ensure_row_contiguous=True,
-    )
-    return Sent(arrays, ticket) if begin(mark, *before) else None  # MLX computes the first of them last
-
-
-def _signed(value: int) -> int:
-    """The low 32 bits as int32."""
-    return (value + 2**31) % 2**32 - 2**31
-
-
 @functools.cache
-def _nothing() -> mx.array:
-    return mx.array([0, 0], dtype=mx.int32)
-
-
-@functools.cache
-def _box() -> _Box | None:
+def _box() -> Box | None:
     """None where arrays are read as MLX does it: no CUDA, or no way to share memory with it."""
     if not mx.cuda.is_available():
         return None
@@ -187,7 +183,7 @@ def _box() -> _Box | None:
         return None
     memory = (ctypes.c_uint32 * (SLOTS * WORDS)).from_address(address[0])
     ctypes.memset(memory, 0, 4 * SLOTS * WORDS)
-    return _Box(memory, address[1], *made)
+    return Box(memory, address[1], *made)
 
 
 def _shared(size: int) -> tuple[int, int] | None:

@@ -65,12 +65,12 @@ class Post:
 
 @pytest.fixture
 def post(kernel, monkeypatch):
-    memory = (ctypes.c_uint32 * (mail.SLOTS * mail.WORDS))()
-    box = mail._Box(memory, ctypes.addressof(memory), "mail", b"")
     stand_in = Post(kernel)
-    monkeypatch.setattr(mail, "_box", lambda: box)
-    monkeypatch.setattr(mail.mx, "default_device", lambda: mx.Device(mx.DeviceType.gpu))
     monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", stand_in.launch)
+    memory = (ctypes.c_uint32 * (mail.SLOTS * mail.WORDS))()
+    stand_in.box = mail.Box(memory, ctypes.addressof(memory), "mail", b"")
+    monkeypatch.setattr(mail, "_box", lambda: stand_in.box)
+    monkeypatch.setattr(mail.mx, "default_device", lambda: mx.Device(mx.DeviceType.gpu))
     return stand_in
 
 
@@ -124,23 +124,27 @@ def test_what_does_not_arrive_is_evaluated(post, monkeypatch):
     post.late = True
     sent = mail.send(mx.array([1, 2]))
     start = time.perf_counter()
-    assert not sent.arrived()
+    assert not post.box.has(sent._ticket)
     assert mail.PATIENCE <= time.perf_counter() - start < 1
     assert sent.read() == [[1, 2]]
     post.deliver()
-    assert sent.arrived() and sent.read() == [[1, 2]]
+    assert post.box.has(sent._ticket) and sent.read() == [[1, 2]]
 
 
 def test_tickets_begin_again(post, monkeypatch):
     monkeypatch.setattr(mail, "_numbers", iter([2**31 - 3, 2**31 - 2, 2**31 - 1]))
     sent = [mail.send(mx.array(n)) for n in range(3)]
-    assert [s._ticket for s in sent] == [2**31 - 2, 2**31 - 1, 1]
+    assert [s._ticket for s in sent] == [2**31 - 2, 2**31 - 1, 1]  # never 0
     assert [s.read() for s in sent] == [[[0]], [[1]], [[2]]]
 
 
 @pytest.mark.parametrize("kind", [mx.int32, mx.uint32, mx.int64, mx.bool_, mx.uint8, mx.int16])
 def test_read_ints(kind):
     assert mail.read_ints(mx.array(1).astype(kind), mx.array(-7)) == [1, -7]
+
+
+def test_other_kinds_go_without_the_box(post):
+    assert mail.send(mx.array([True, False]), mx.array([3], dtype=mx.uint8)).read() == [[1, 0], [3]]
 
 
 def test_wait_evaluates_a_tree(post):
