@@ -25,7 +25,8 @@ from .device import trace
 from .host import view
 from .kernel_text import text
 
-SLOTS, WORDS = 1024, 64  # of 32 bits: a ticket, then values
+SLOTS, WORDS = 2048, 64  # of 32 bits: a ticket, then values
+TICKETS = SLOTS * (2**20 - 1)  # then they begin again, from 1; slots follow each other there too
 PATIENCE = 5e-3  # seconds; after that an event: whoever waits so long does not feel how late it wakes
 EVENT = 5e-6  # seconds in which MLX's event follows what the GPU wrote: waited for earlier, it would sleep
 _KINDS = {mx.int32: np.int32, mx.uint32: np.uint32, mx.int64: np.int64, mx.uint64: np.uint64}
@@ -52,6 +53,7 @@ class Box:
     # address: of the memory, on the GPU; name, code: of the kernel.
     def __init__(self, memory: Any, address: int, name: str, code: bytes):
         self.memory = memory  # SLOTS * WORDS of uint32
+        self.newest = 0  # ticket
         nothing = mx.array([0, 0], dtype=mx.int32)
         self.nothing = nothing, nothing
         places = np.uint64(address) + np.arange(SLOTS, dtype=np.uint64) * np.uint64(4 * WORDS)
@@ -69,7 +71,7 @@ class Box:
 
     def post(self, arrays: Sequence[mx.array], before: Sequence[mx.array] = ()) -> int:
         """The ticket of at most two arrays on their way here, computed after `before`; 0: they cannot be."""
-        ticket = 1 + next(_numbers) % (2**31 - 1)
+        ticket = self.newest = 1 + next(_numbers) % TICKETS
         more = 2 - len(arrays)
         sizes = [_words(a) for a in arrays] + [0] * more
         (mark,) = self.launch(
@@ -89,10 +91,10 @@ class Box:
             return True
 
     def words(self, ticket: int, count: int) -> np.ndarray | None:
-        """The first values that came with this ticket; None: others have taken their place."""
+        """The first values that came with this ticket; None: others may have taken their place."""
         at = ticket % SLOTS * WORDS
         found = np.array(self.memory[at + 1 : at + 1 + count], np.uint32)
-        return found if self.memory[at] == ticket else None
+        return found if (self.newest - ticket) % TICKETS < SLOTS // 2 else None
 
 
 class Sent:
