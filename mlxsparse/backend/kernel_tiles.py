@@ -27,7 +27,7 @@ from .library import (
     unread,
     unread_rows,
 )
-from .tap_tiles import PLACES, TapTiles
+from .tap_tiles import PLACES, Layout, TapTiles
 from .tile_shapes import Tile, grad_tile_for, tile_for
 
 GRAD_GROUPS = 4096  # threadgroups that a weight gradient is divided into, at most
@@ -142,40 +142,73 @@ def product(
     """
     if len(x) != 2 or len(w) != 3:
         raise ShapeError(f"x has shape {tuple(x)}, weight {tuple(w)}, wanted 2 and 3 axes")
+    rows = tiles.size if active is None else active
+    prepare = _prepared if isinstance(rows, int) else _prepared.__wrapped__
+    tile, mode = tile_for(dtype, w[0], tiles.places), fp32_mode(dtype)
+    return prepare(
+        factory(), tuple(x), tuple(w), dtype, tiles.layout, biased, rows, plain, finish, tile, mode
+    )(tiles)
+
+
+# What follows from sizes alone is derived once: a call from Python costs as much as a small kernel.
+@functools.lru_cache(maxsize=512)
+def _prepared(
+    make: Factory,
+    x: tuple[int, int],
+    w: tuple[int, int, int],
+    dtype: mx.Dtype,
+    layout: Layout,
+    biased: bool,
+    rows: int | mx.array,
+    plain: bool,
+    finish: Finish | None,
+    tile: Tile,
+    mode: int,
+) -> Callable[[TapTiles], Callable[..., mx.array]]:
+    """`product` as a function of tiles that lie so."""
     (n, red), (outs, taps, channels) = x, w
-    if taps != tiles.taps:
-        raise ShapeError(f"weight {tuple(w)} has {taps} taps, the kernel map has {tiles.taps}")
-    if (n, red) != (tiles.sources, channels):
-        raise ShapeError(
-            f"x has shape {tuple(x)}, the map and weight {tuple(w)} take {(tiles.sources, channels)}"
-        )
+    if taps != layout.taps:
+        raise ShapeError(f"weight {w} has {taps} taps, the kernel map has {layout.taps}")
+    if (n, red) != (layout.sources, channels):
+        raise ShapeError(f"x has shape {x}, the map and weight {w} take {(layout.sources, channels)}")
     lack = -red % (16 // dtype.size)
     red += lack
     _check_reach("x", n, red, dtype.size)
     if outs * taps * red >= OFFSETS:
-        raise CapacityError(f"weight {tuple(w)} has more elements than a kernel can address; use groups")
-    rows = tiles.size if active is None else active
-    tile = tile_for(dtype, outs, tiles.places)
+        raise CapacityError(f"weight {w} has more elements than a kernel can address; use groups")
     relu, added, mixed, eps = finish or (False, False, 0, None)
     wide = blocks(mixed, 16 // dtype.size) * (16 // dtype.size)
-    _check_reach("what is added", tiles.size, wide, dtype.size)
-    more = int(relu), int(added), wide, int(eps is not None), bits(eps or 0.0), int(tiles.turns is not None)
-    dims = (n, tiles.size, tiles.places, taps, red, outs, int(biased), rows, int(plain), *tiles.steps, *more)
-    kind = 0 if finish is None else 2 if mixed else 1
-    prepare = _forward_call if isinstance(rows, int) else _forward_call.__wrapped__
-    call = prepare(factory(), dtype, tile, fp32_mode(dtype), dims, kind)
-    places = tiles.nbr, tiles.rows, tiles.masks, unread_rows() if tiles.turns is None else tiles.turns
+    _check_reach("what is added", layout.size, wide, dtype.size)
+    more = int(relu), int(added), wide, int(eps is not None), bits(eps or 0.0), int(layout.turned)
+    whole = ready(
+        "conv_tiles",
+        (n, layout.size, layout.places, taps, red, outs, int(biased), rows, int(plain), *layout.steps, *more),
+        [(layout.size, outs)],
+        (layout.places // tile.BM, blocks(outs, tile.BN), 1),
+        tile.threads,
+        dtype=dtype,
+        group_bytes=_bytes(dtype, tile, (tile.BM, tile.BK), (tile.BN, tile.BK), False),
+        fit=tile.FIT,
+        EXACT=mode,
+        FINISH=0 if finish is None else 2 if mixed else 1,
+        **tile.sizes(),
+    )
     nothing = unadded(dtype)
     none = [nothing] * 4  # of the norm's parameters
-    if finish is None and not biased and lack == 0:  # the usual case does nothing but launch
-        held = call.holding(unread(), *places, unread(), nothing, nothing, *none)
-        return lambda x, w, bias=None: held([x, w])[0]
     if finish is None:
-        call = call.holding(unread(), nothing, nothing, *none)
+        whole = whole.holding(unread(), nothing, nothing, *none)
     elif eps is None:
-        call = call.holding(*none) if mixed else call.holding(nothing, *none)
+        whole = whole.holding(*none) if mixed else whole.holding(nothing, *none)
+
+    def over(tiles: TapTiles) -> Callable[..., mx.array]:
+        places = tiles.nbr, tiles.rows, tiles.masks, unread_rows() if tiles.turns is None else tiles.turns
+        if finish is None and not biased and lack == 0:  # the usual case does nothing but launch
+            held = whole.holding(unread(), *places)
+            return lambda x, w, bias=None: held([x, w])[0]
+        return functools.partial(run, places)
 
     def run(
+        places: Sequence[mx.array],
         x: mx.array,
         w: mx.array,
         bias: mx.array | None = None,
@@ -195,30 +228,9 @@ def product(
             elif eps is not None:
                 last.append(nothing)
             last += own
-        return call([_padded(x, 1), _padded(w, w.ndim - 1), start, *places, *last])[0]
+        return whole([_padded(x, 1), _padded(w, w.ndim - 1), start, *places, *last])[0]
 
-    return run
-
-
-# What follows from sizes alone is derived once: a call from Python costs as much as a small kernel.
-@functools.lru_cache(maxsize=512)
-def _forward_call(
-    make: Factory, dtype: mx.Dtype, tile: Tile, exact: int, dims: tuple[int | mx.array, ...], finish: int
-) -> Launch:
-    _, size, places, _, _, outs = (int(v) for v in dims[:6])
-    return ready(
-        "conv_tiles",
-        dims,
-        [(size, outs)],
-        (places // tile.BM, blocks(outs, tile.BN), 1),
-        tile.threads,
-        dtype=dtype,
-        group_bytes=_bytes(dtype, tile, (tile.BM, tile.BK), (tile.BN, tile.BK), False),
-        fit=tile.FIT,
-        EXACT=exact,
-        FINISH=finish,
-        **tile.sizes(),
-    )
+    return over
 
 
 def _bytes(dtype: mx.Dtype, tile: Tile, a: tuple[int, int], b: tuple[int, int], k_rows: bool) -> int:

@@ -27,6 +27,17 @@ FEWEST, MOST = 64, 1024
 FEW_TAPS = 8  # up to which they differ too little
 
 
+class Layout(NamedTuple):
+    """What a launch over TapTiles depends on but for their arrays."""
+
+    taps: int
+    sources: int
+    size: int
+    places: int
+    steps: tuple[int, int]
+    turned: bool
+
+
 class TapTiles(NamedTuple):
     """One side of a kernel map, its rows ordered by the taps that they have."""
 
@@ -62,6 +73,10 @@ class TapTiles(NamedTuple):
     def steps(self) -> tuple[int, int]:
         """From 32 places to the next 32, and from a tap to the next, in elements of nbr."""
         return (32, 0) if self.alone else (32 * self.taps, 32)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.taps, self.sources, self.size, self.places, self.steps, self.turns is not None)
 
 
 class TapOrder(NamedTuple):

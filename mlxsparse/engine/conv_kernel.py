@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -53,23 +54,46 @@ def case(x: mx.array, weight: mx.array, bias: mx.array | None) -> tuple[Any, ...
 
 
 def _path(name: str, x: mx.array, weight: mx.array, pairs: DeviceMap, groups: int) -> str:
+    if name != "convolution":
+        return tuning.PATHS[0] if groups == 1 else "rows"
+    dtype, grid = x.dtype, pairs.grid
+    in_tf32 = dtype != mx.float32 or not on_cuda() or kernel_conv.fp32_mode(dtype) == 0
+    filled = None if grid is None else grid.filled
+    return _choice(dtype, weight.shape, pairs.rows_out, groups, filled, in_tf32, tuning.state())
+
+
+@functools.lru_cache(maxsize=1024)
+def _choice(
+    dtype: mx.Dtype,
+    weight: tuple[int, ...],
+    rows: int,
+    groups: int,
+    filled: int | None,
+    in_tf32: bool,
+    state: Any,
+) -> str:
+    """The path of a convolution. filled: of its grid, if it has one; in_tf32: MLX's own products will do."""
     if groups > 1:
         possible: tuple[str, ...] = ("rows",)
-    elif x.dtype == mx.float32 and on_cuda() and kernel_conv.fp32_mode(x.dtype) != 0:
-        possible = ("tiles", "rows")  # MLX multiplies in TF32
+    elif not in_tf32:
+        possible = ("tiles", "rows")
     else:
-        possible = tuple(path for path in tuning.PATHS if path != "dense" or pairs.grid is not None)
-    if name != "convolution":
-        return possible[0]
-    return tuning.choose(tuning_case(x.dtype, weight, pairs, groups), possible)
+        possible = tuple(path for path in tuning.PATHS if path != "dense" or filled is not None)
+    return tuning.choose(_case(dtype, weight, rows, groups, filled), possible)
 
 
 def tuning_case(dtype: mx.Dtype, weight: mx.array, pairs: DeviceMap, groups: int = 1) -> tuning.Case:
     """What the path of a convolution depends on."""
-    channels_out, channels_in, taps = weight.shape[0], weight.shape[-1], math.prod(weight.shape[1:-1])
-    filled = 1 if pairs.grid is None else pairs.grid.filled
+    filled = None if pairs.grid is None else pairs.grid.filled
+    return _case(dtype, weight.shape, pairs.rows_out, groups, filled)
+
+
+def _case(
+    dtype: mx.Dtype, weight: tuple[int, ...], rows: int, groups: int, filled: int | None
+) -> tuning.Case:
     name = str(dtype).removeprefix("mlx.core.")
-    return tuning.Case(name, pairs.rows_out, taps, channels_in * groups, channels_out, filled)
+    channels = weight[-1] * groups, weight[0]
+    return tuning.Case(name, rows, math.prod(weight[1:-1]), *channels, 1 if filled is None else filled)
 
 
 def product(

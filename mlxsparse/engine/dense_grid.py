@@ -27,17 +27,17 @@ class Grid:
     padding: tuple[int, int, int]
     dilation: tuple[int, int, int]
 
-    @property
+    @cached_property
     def reach(self) -> Extent:
         """What the outputs read."""
         return reached_extent(self.extent, self.size, self.stride, self.padding, self.dilation, False)
 
-    @property
+    @cached_property
     def cells(self) -> int:
         """Of the larger side."""
         return max(math.prod(shape_of(self.extent)), math.prod(shape_of(self.reach)))
 
-    @property
+    @cached_property
     def filled(self) -> int:
         """Percent of these that are sites, at least 1."""
         rows = max(self.inputs.shape[0], self.outputs.shape[0])
