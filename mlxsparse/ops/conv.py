@@ -352,15 +352,15 @@ def _with_norm(
     """The product and the norm in one pass; None where that is not possible."""
     backwards, groups, taps, _ = case
     add, mix, parameters = norm.add, norm.mix, norm.parameters
-    if traced(*(a for a in (feats, w, bias, add, mix, *parameters) if a is not None)):
+    if traced(feats, w, *parameters, *[a for a in (bias, add, mix) if a is not None]):
         return None
     more = [a if a is None else (a.shape, a.dtype) for a in (add, mix, *parameters)]
     case = *case, norm.relu, norm.eps, *more
-    if case not in found.calls:
+    call = found.calls.get(case, found)  # of None is known that it is not possible
+    if call is found:
         pairs = _pairs(found, taps, backwards)
         assert isinstance(pairs, DeviceMap)
-        found.calls[case] = conv_kernel.finished(feats, w, bias, pairs, groups, norm)
-    call = found.calls[case]
+        call = found.calls[case] = conv_kernel.finished(feats, w, bias, pairs, groups, norm)
     if call is None:
         return None
     norm.done = True
