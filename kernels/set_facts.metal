@@ -2,7 +2,7 @@
 // in: table uint32 (coord_hash_insert), totals[G] int32, outside[8] uint32 (status of site_bits)
 //     dims = {L, 4 times: first, number of its totals, 0 past the last; where the table's status begins, in 8s}
 // out: ends[>= G] int32 inclusive sums of the totals of a set
-//     facts[17] uint32: status[0 .. 8]; of each of 4 sets its sites, then 1 if one lay outside its box; 0 past the last
+//     facts[9 + 2 L] uint32: status[0 .. 8]; of each set its sites, then 1 if one lay outside its box
 // grid: max(L, 1) threadgroups of 256 threads; a thread takes a run
 threadgroup int sums[8];
 int l = int(threadgroup_position_in_grid.x), t = int(thread_index_in_threadgroup), sets = dims[0];
@@ -25,4 +25,4 @@ if (t == 255 && l < sets) {
   facts[10 + 2 * l] = outside[l];
 }
 const device uint* status = table + 8 * size_t(dims[9]);
-if (l == 0 && t < 17 && (t < 9 || t >= 9 + 2 * sets)) facts[t] = t < 9 ? status[t] : 0u;
+if (l == 0 && t < 9) facts[t] = status[t];

@@ -143,7 +143,7 @@ def counted(
     totals, outside = unread_rows(), no_status()
     if sets:
         bits, before, totals, outside, spans = _ones(coords, sets)
-    shapes = [(totals.size,), (17,)]
+    shapes = [(totals.size,), (9 + 2 * len(sets),)]
     groups = (max(len(sets), 1), 1, 1)
     dims = [len(sets), *spans, *[0] * (2 * (MOST_SETS - len(sets))), 0 if table is None else table.status]
     ends, facts = launch("set_facts", [status, totals, outside], dims, shapes, groups)
