@@ -188,15 +188,34 @@ def ready(
     group_bytes: threadgroup memory, where it can pass STATIC_BYTES on CUDA. fit: threadgroups that one
     core shall hold, which limits registers on CUDA; 0: as the compiler finds.
     """
-    make = factory()
+    make, outputs, values = factory(), tuple(map(tuple, shapes)), tuple(template.items())
+    if set(map(type, dims)) == {int}:
+        return _known(
+            make, name, tuple(dims), outputs, groups, threads, dtype, init, group_bytes, fit, values
+        )
+    plan = _plan(make, name, groups, threads, dtype, init, group_bytes, fit, outputs, values, ())
+    return Launch(name, plan, outputs, [] if plan.call is None else [sizes(name, dims)])
+
+
+@functools.lru_cache(maxsize=512)
+def _known(
+    make: Factory,
+    name: str,
+    dims: tuple[int, ...],
+    shapes: tuple[tuple[int, ...], ...],
+    groups: tuple[int, int, int],
+    threads: int,
+    dtype: mx.Dtype | None,
+    init: float | None,
+    group_bytes: int,
+    fit: int,
+    template: tuple[tuple[str, int], ...],
+) -> Launch:
+    """`ready` where the host knows all sizes."""
     # By value on CUDA: an array that is new to the GPU takes it 0.1 ms to read.
-    known = (*dims, *ZEROS[len(dims) :]) if make is _cuda and set(map(type, dims)) == {int} else ()
-    plan = _plan(
-        make, name, groups, threads, dtype, init, group_bytes, fit,
-        tuple(map(tuple, shapes)), tuple(template.items()), known,
-    )  # fmt: skip
-    last = [] if plan.call is None or plan.by_value else [sizes(name, dims)]
-    return Launch(name, plan, shapes, last)
+    known = (*dims, *ZEROS[len(dims) :]) if make is _cuda else ()
+    plan = _plan(make, name, groups, threads, dtype, init, group_bytes, fit, shapes, template, known)
+    return Launch(name, plan, shapes, [] if plan.call is None or plan.by_value else [sizes(name, dims)])
 
 
 class Launch:
