@@ -132,9 +132,9 @@ def send(*arrays: mx.array) -> Sent:
     What is begun later is not waited for. Quick for 63 words of 32 bits together, or fewer.
     """
     box = _box() if mx.default_device().type == mx.DeviceType.gpu else None
-    if box is not None and all(a.dtype in _KINDS for a in arrays) and sum(map(_words, arrays)) < WORDS:
-        if ticket := box.post(arrays):
-            return Sent(arrays, box, ticket)
+    fits = len(arrays) <= 2 and all(a.dtype in _KINDS for a in arrays) and sum(map(_words, arrays)) < WORDS
+    if box is not None and fits and (ticket := box.post(arrays)):
+        return Sent(arrays, box, ticket)
     # Copies, as reading moves what is read to the host, with all that it is a view of.
     copies = [a + 0 for a in arrays]
     begin(*copies)

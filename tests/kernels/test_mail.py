@@ -150,6 +150,7 @@ def test_read_ints(kind):
 
 def test_other_kinds_go_without_the_box(post):
     assert mail.send(mx.array([True, False]), mx.array([3], dtype=mx.uint8)).read() == [[1, 0], [3]]
+    assert mail.read_ints(mx.array(1), mx.array(2), mx.array(3)) == [1, 2, 3]
 
 
 def test_wait_evaluates_a_tree(post):
