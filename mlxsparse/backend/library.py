@@ -188,34 +188,12 @@ def ready(
     group_bytes: threadgroup memory, where it can pass STATIC_BYTES on CUDA. fit: threadgroups that one
     core shall hold, which limits registers on CUDA; 0: as the compiler finds.
     """
-    make, outputs, values = factory(), tuple(map(tuple, shapes)), tuple(template.items())
-    if set(map(type, dims)) == {int}:
-        return _known(
-            make, name, tuple(dims), outputs, groups, threads, dtype, init, group_bytes, fit, values
-        )
-    plan = _plan(make, name, groups, threads, dtype, init, group_bytes, fit, outputs, values, ())
-    return Launch(name, plan, outputs, [] if plan.call is None else [sizes(name, dims)])
-
-
-@functools.lru_cache(maxsize=512)
-def _known(
-    make: Factory,
-    name: str,
-    dims: tuple[int, ...],
-    shapes: tuple[tuple[int, ...], ...],
-    groups: tuple[int, int, int],
-    threads: int,
-    dtype: mx.Dtype | None,
-    init: float | None,
-    group_bytes: int,
-    fit: int,
-    template: tuple[tuple[str, int], ...],
-) -> Launch:
-    """`ready` where the host knows all sizes."""
-    # By value on CUDA: an array that is new to the GPU takes it 0.1 ms to read.
-    known = (*dims, *ZEROS[len(dims) :]) if make is _cuda else ()
-    plan = _plan(make, name, groups, threads, dtype, init, group_bytes, fit, shapes, template, known)
-    return Launch(name, plan, shapes, [] if plan.call is None or plan.by_value else [sizes(name, dims)])
+    ints = set(map(type, dims)) == {int}
+    made = _launch(
+        factory(), name, tuple(dims) if ints else None, tuple(map(tuple, shapes)), groups, threads, dtype,
+        init, group_bytes, fit, tuple(template.items()),
+    )  # fmt: skip
+    return made if ints else made.sized(dims)
 
 
 class Launch:
@@ -235,6 +213,12 @@ class Launch:
         self._last = last  # inputs behind those of a call
         self._types = plan.types if types is None else types
 
+    def sized(self, dims: Sequence[int | mx.array]) -> Launch:
+        """The same launch with sizes of which some are arrays."""
+        if self._plan.call is None:
+            return self
+        return Launch(self._name, self._plan, self._shapes, [sizes(self._name, dims)])
+
     def holding(self, *inputs: mx.array) -> Launch:
         """The same launch with these as the last inputs of every call: they are checked here."""
         first = len(self._types) - len(inputs)
@@ -246,7 +230,7 @@ class Launch:
     def __call__(self, inputs: Sequence[mx.array]) -> Sequence[mx.array]:
         if [a.dtype for a in inputs] != self._types:
             _refuse(self._name, inputs, self._types)
-        call, _, kinds, init, empty, _ = self._plan
+        call, _, kinds, init, empty = self._plan
         if call is None:
             return [filled(shape, init or 0, kind) for shape, kind in zip(self._shapes, kinds)]
         long = [a if a.size >= SMALL else padded(a) for a in inputs]
@@ -266,27 +250,28 @@ class Plan(NamedTuple):
     kinds: list[Any]  # dtypes of the outputs
     init: float | None
     empty: bool  # an output has no elements
-    by_value: bool = False  # sizes go with each call as `scalars`
 
 
 @functools.lru_cache(maxsize=512)
-def _plan(
+def _launch(
     make: Factory,
     name: str,
+    dims: tuple[int, ...] | None,
+    shapes: tuple[tuple[int, ...], ...],
     groups: tuple[int, int, int],
     threads: int,
     dtype: mx.Dtype | None,
     init: float | None,
     group_bytes: int,
     fit: int,
-    shapes: tuple[tuple[int, ...], ...],
     template: tuple[tuple[str, int], ...],
-    known: tuple[int, ...],
-) -> Plan:
-    """What a launch derives from all but its arrays; made once, as it costs as much as a small kernel."""
+) -> Launch:
+    """What follows from all but arrays, made once: it costs as much as a small kernel. No dims: `sized`."""
+    # By value on CUDA: an array that is new to the GPU takes it 0.1 ms to read.
+    known = (*dims, *ZEROS[len(dims) :]) if dims is not None and make is _cuda else ()
     inputs, outputs = _dtypes(name, dtype)
     if 0 in groups:
-        return Plan(None, inputs, outputs, init, empty=True)
+        return Launch(name, Plan(None, inputs, outputs, init, empty=True), shapes, [])
     if not 0 < threads <= (CUDA_THREADS if make is _cuda else MAX_THREADS):
         raise MLXSparseError(
             f"{name}: threadgroups of {threads} threads; at most {MAX_THREADS} run everywhere"
@@ -314,7 +299,8 @@ def _plan(
         made: list[mx.array] = call(inputs=arrays, **options)
         return made
 
-    return Plan(kept(run) if make in (_metal, _cuda) else run, inputs, outputs, init, not full, by_value)
+    plan = Plan(kept(run) if make in (_metal, _cuda) else run, inputs, outputs, init, not full)
+    return Launch(name, plan, shapes, [] if dims is None or by_value else [sizes(name, dims)])
 
 
 @functools.lru_cache(maxsize=1024)

@@ -173,7 +173,7 @@ def noticed(mutant: Mutant, cases: dict[str, Callable[[], None]], modes: list[Mo
         kernel_text.text = library.text = original
         library._built.cache_clear()
         library._kernel.cache_clear()
-        library._plan.cache_clear()
+        library._launch.cache_clear()
 
 
 def _ranges(text: str) -> set[int]:
