@@ -11,9 +11,10 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -30,6 +31,8 @@ TICKETS = SLOTS * (2**20 - 1)  # then they begin again, from 1; slots follow eac
 PATIENCE = 5e-3  # seconds; after that an event: whoever waits so long does not feel how late it wakes
 EVENT = 5e-6  # seconds in which MLX's event follows what the GPU wrote: waited for earlier, it would sleep
 _KINDS = {mx.int32: np.int32, mx.uint32: np.uint32, mx.int64: np.int64, mx.uint64: np.uint64}
+# Lets go of Python's lock as well (from 3.12 on). To sleep, however short, takes Linux 0.05 ms.
+_let_others_run: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 _numbers = itertools.count()
 _fence = threading.Lock()
 
@@ -85,8 +88,9 @@ class Box:
         memory, at = self.memory, ticket % SLOTS * WORDS
         until = time.perf_counter() + PATIENCE
         while memory[at] != ticket:
-            if time.perf_counter() > until:  # to sleep between, however short, takes Linux 0.05 ms
+            if time.perf_counter() > until:
                 return False
+            _let_others_run()
         with _fence:  # what is read next may not have been read before
             return True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import subprocess
+import threading
 import time
 
 import mlx.core as mx
@@ -132,6 +133,16 @@ def test_what_does_not_arrive_is_evaluated(post, monkeypatch):
     assert sent.read() == [[1, 2]]
     post.deliver()
     assert post.box.has(sent._ticket) and sent.read() == [[1, 2]]
+
+
+def test_other_threads_run_while_one_waits(post, monkeypatch):
+    monkeypatch.setattr(mail, "PATIENCE", 10)
+    post.late = True
+    sent = mail.send(mx.array([1, 2]))
+    other = threading.Timer(0.05, post.deliver)
+    other.start()
+    assert sent.read() == [[1, 2]]
+    other.join()
 
 
 def test_tickets_begin_again(post, monkeypatch):
