@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -50,6 +50,13 @@ def begin(*arrays: mx.array) -> bool:
     return True
 
 
+class Ticket(NamedTuple):
+    """Of what was sent to the box."""
+
+    number: int  # from 1; it is written last
+    mark: mx.array  # which the kernel that writes makes
+
+
 class Box:
     """Memory of the host that the GPU can write to, and the kernel that writes there (kernels/mail.cu)."""
 
@@ -72,8 +79,8 @@ class Box:
             ensure_row_contiguous=True,
         )
 
-    def post(self, arrays: Sequence[mx.array], before: Sequence[mx.array] = ()) -> int:
-        """The ticket of at most two arrays on their way here, computed after `before`; 0: they cannot be."""
+    def post(self, arrays: Sequence[mx.array], before: Sequence[mx.array] = ()) -> Ticket | None:
+        """Send at most two arrays here, computed after `before`. None inside of a transformation."""
         ticket = self.newest = 1 + next(_numbers) % TICKETS
         more = 2 - len(arrays)
         sizes = [_words(a) for a in arrays] + [0] * more
@@ -81,24 +88,34 @@ class Box:
             inputs=[*arrays, *self.nothing[:more]],
             scalars=[*self.places[ticket % SLOTS], ticket, *sizes],
         )
-        return ticket if begin(mark, *before) else 0  # MLX computes the first of them last
+        return Ticket(ticket, mark) if begin(mark, *before) else None  # MLX computes the first of them last
 
-    def has(self, ticket: int) -> bool:
+    def has(self, ticket: Ticket) -> bool:
         """Whether what has this ticket arrives within PATIENCE."""
-        memory, at = self.memory, ticket % SLOTS * WORDS
+        memory, at = self.memory, ticket.number % SLOTS * WORDS
         until = time.perf_counter() + PATIENCE
-        while memory[at] != ticket:
+        while memory[at] != ticket.number:
             if time.perf_counter() > until:
                 return False
             _let_others_run()
         with _fence:  # what is read next may not have been read before
             return True
 
-    def words(self, ticket: int, count: int) -> np.ndarray | None:
-        """The first values that came with this ticket; None: others may have taken their place."""
-        at = ticket % SLOTS * WORDS
+    def words(self, ticket: Ticket, count: int) -> np.ndarray | None:
+        """The first values that come with this ticket; None: others may have taken their place."""
+        if self._is_old(ticket):
+            return None
+        if not self.has(ticket):
+            mx.eval(ticket.mark)
+            if not self.has(ticket):
+                return None
+        at = ticket.number % SLOTS * WORDS
         found = np.array(self.memory[at + 1 : at + 1 + count], np.uint32)
-        return found if (self.newest - ticket) % TICKETS < SLOTS // 2 else None
+        return None if self._is_old(ticket) else found
+
+    def _is_old(self, ticket: Ticket) -> bool:
+        """Whether one that has its slot may have been posted since, before the host read what is there."""
+        return (self.newest - ticket.number) % TICKETS >= SLOTS // 2
 
 
 class Sent:
@@ -106,7 +123,7 @@ class Sent:
 
     __slots__ = ("_arrays", "_box", "_ticket")
 
-    def __init__(self, arrays: Sequence[mx.array], box: Box | None = None, ticket: int = 0):
+    def __init__(self, arrays: Sequence[mx.array], box: Box | None = None, ticket: Ticket | None = None):
         self._arrays, self._box, self._ticket = arrays, box, ticket  # no box: they are read as MLX does it
 
     def read(self) -> list[list[int]]:
@@ -114,20 +131,16 @@ class Sent:
 
         Raises TracedOnHostError inside ``mx.compile`` or ``mx.vmap``, where an array has no value.
         """
-        sizes = [_words(a) for a in self._arrays]
-        words = self._words(sum(sizes))
-        if words is not None:
-            found, at = [], 0
-            for a, size in zip(self._arrays, sizes):
-                found.append(words[at : at + size].view(_KINDS[a.dtype]).tolist())
-                at += size
-            return found
+        if self._box is not None and self._ticket is not None:
+            sizes = [_words(a) for a in self._arrays]
+            words = self._box.words(self._ticket, sum(sizes))
+            if words is not None:
+                found, at = [], 0
+                for a, size in zip(self._arrays, sizes):
+                    found.append(words[at : at + size].view(_KINDS[a.dtype]).tolist())
+                    at += size
+                return found
         return [view(a).reshape(-1).tolist() for a in self._arrays]
-
-    def _words(self, count: int) -> np.ndarray | None:
-        if self._box is None or not self._box.has(self._ticket):
-            return None
-        return self._box.words(self._ticket, count)
 
 
 def send(*arrays: mx.array) -> Sent:
