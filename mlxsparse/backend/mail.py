@@ -63,7 +63,7 @@ class Box:
     # address: of the memory, on the GPU; name, code: of the kernel.
     def __init__(self, memory: Any, address: int, name: str, code: bytes):
         self.memory = memory  # SLOTS * WORDS of uint32
-        self.newest = 0  # ticket
+        self.newest = 0  # number of a ticket
         nothing = mx.array([0, 0], dtype=mx.int32)
         self.nothing = nothing, nothing
         places = np.uint64(address) + np.arange(SLOTS, dtype=np.uint64) * np.uint64(4 * WORDS)
