@@ -12,7 +12,6 @@ spconv (torch with CUDA, spconv-cu126) runs in processes of its own: benchmarks/
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib.util
 import json
 import os
@@ -30,8 +29,9 @@ import mlx.optimizers
 import numpy as np
 
 import mlxsparse as ms
-from benchmarks import gpu_cases, gpu_static
+from benchmarks import gpu_static
 from benchmarks.gpu_cases import BLOCKS, CHANNELS, CLASSES, CLOUDS, IN_CHANNELS, LEVELS
+from benchmarks.gpu_static import Result, measure
 from mlxsparse.models.minkunet import MinkUNet, ModelArgs
 
 PRECISIONS = {  # name -> (dtype, MLXSPARSE_FP32)
@@ -41,10 +41,6 @@ PRECISIONS = {  # name -> (dtype, MLXSPARSE_FP32)
     "fp32": (mx.float32, "near"),
     "fp32 exact": (mx.float32, "exact"),
 }
-Result = dict[str, float]
-measure = functools.partial(
-    gpu_cases.measure, peak=mx.get_peak_memory, reset=mx.reset_peak_memory, asleep=mx.eval
-)
 wait = ms.wait
 
 

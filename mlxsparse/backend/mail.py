@@ -115,7 +115,8 @@ class Box:
 
     def _is_old(self, ticket: Ticket) -> bool:
         """Whether one that has its slot may have been posted since, before the host read what is there."""
-        return (self.newest - ticket.number) % TICKETS >= SLOTS // 2
+        since = (self.newest - ticket.number) % TICKETS  # threads may have noted their numbers out of order
+        return SLOTS // 2 <= since < TICKETS - SLOTS // 2
 
 
 class Sent:

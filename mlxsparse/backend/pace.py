@@ -40,7 +40,7 @@ def called(result: mx.array, weight: int = 1) -> None:
     _pace.calls += weight
     _pace.nbytes += result.nbytes
     if _pace.nbytes >= AHEAD:
-        run([result])
+        _stage(_one() + 1, result)  # the mark tells of the result and holds none of it
         _pace.nbytes = 0
     elif _pace.calls >= CALLS:
         begin(result)
@@ -104,18 +104,24 @@ def next_cotangent(cotangent: mx.array) -> mx.array:
     return cotangent
 
 
-def run(stages: list[mx.array]) -> None:
-    """Compute what is large, each when the one but one before it is done.
+def run(marks: list[mx.array]) -> None:
+    """Compute the stages of a trace, each when the one but one before it is done."""
+    for mark in marks:
+        if not _stage(mark):
+            return
+
+
+def _stage(mark: mx.array, *results: mx.array) -> bool:
+    """Begin a mark with the results that it tells of, then wait for the stage before. False: not possible.
 
     The wait sleeps, as MLX's thread does that lets go of memory: woken before it, the host would take more.
     """
-    for large in stages:
-        mark = _one() + 1  # begun together it tells of the other, and holds none of it
-        if not begin(mark, large):
-            return
-        if _pace.before is not None:
-            mx.eval(_pace.before)
-        _pace.before = mark
+    if not begin(mark, *results):
+        return False
+    if _pace.before is not None:
+        mx.eval(_pace.before)
+    _pace.before = mark
+    return True
 
 
 @functools.cache

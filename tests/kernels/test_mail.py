@@ -124,6 +124,13 @@ def test_where_others_may_write_it_is_read_from_its_array(post, many):
     assert first.read() == [[3, 4]] and others[-1].read() == [[many - 1]]
 
 
+def test_numbers_that_threads_note_out_of_order(post, monkeypatch):
+    monkeypatch.setattr(mail, "view", None)
+    older, newer = mail.send(mx.array(1)), mail.send(mx.array(2))
+    post.box.newest = older._ticket.number
+    assert [older.read(), newer.read()] == [[[1]], [[2]]]
+
+
 def test_what_does_not_arrive_is_waited_for_asleep(post, monkeypatch):
     post.late, evaluate, slept = True, mx.eval, []
 

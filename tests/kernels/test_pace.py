@@ -36,10 +36,11 @@ def test_large_results_are_waited_for(monkeypatch: Any) -> None:
 
 
 def test_what_a_large_result_is_waited_by_does_not_hold_it(monkeypatch: Any) -> None:
-    monkeypatch.setattr(pace._pace, "before", None)
+    for name, value in (("before", None), ("calls", 0), ("nbytes", pace.AHEAD)):
+        monkeypatch.setattr(pace._pace, name, value)
     made = mx.ones((1 << 20,)) + 1
     used = mx.get_active_memory()
-    pace.run([made])
+    pace.called(made)
     mx.eval(pace._pace.before)  # begun together, both are there
     assert mx.get_active_memory() > used + made.nbytes - (1 << 16)
     del made
@@ -64,5 +65,6 @@ def test_stages_of_a_trace(monkeypatch: Any) -> None:
     y, marks = mx.compile(body)(mx.ones((7, 3)))
     assert len(marks) == 3
     pace.run(marks)
+    assert pace._pace.before is marks[-1]  # no other is made of it
     assert [mark.item() for mark in marks] == [-(2.0**3), -(2.0**6), -(2.0**9)] and y[0, 0].item() == 2.0**10
     assert pace._pace.stages is None
