@@ -69,7 +69,8 @@ class Post:
 def post(kernel, monkeypatch):
     stand_in = Post(kernel)
     monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", stand_in.launch)
-    memory = (ctypes.c_uint32 * (mail.SLOTS * mail.WORDS))()
+    monkeypatch.setattr(mail, "kept", lambda run: run)  # what is kept would not come to the stand-in
+    memory = (ctypes.c_uint32 * (mail.PLACES * mail.WORDS))()
     stand_in.box = mail.Box(memory, ctypes.addressof(memory), "mail", b"")
     monkeypatch.setattr(mail, "_box", lambda: stand_in.box)
     monkeypatch.setattr(mail.mx, "default_device", lambda: mx.Device(mx.DeviceType.gpu))
@@ -186,6 +187,51 @@ def test_wait_evaluates_a_tree(post):
     assert made["a"][0].tolist() == [2, 2, 2]
 
 
+def test_wait_needs_no_evaluation_by_mlx_and_one_bell(post, monkeypatch):
+    monkeypatch.setattr(mail.mx, "eval", None)
+    for n in range(1, 4):
+        ms.wait(mx.arange(n) + 1, [mx.array(n)])
+        assert len(post.box.bells) == mail.BELLS
+        rung = np.array(post.box.memory).reshape(mail.PLACES, mail.WORDS)[mail.SLOTS :, 0]
+        assert rung.tolist() == [0] * (mail.BELLS - 1) + [1]
+
+
+def test_a_long_wait_sleeps_and_its_bell_is_used_again(post, monkeypatch):
+    post.late, evaluate = True, mx.eval
+
+    def asleep(*arrays):
+        post.deliver()
+        evaluate(*arrays)
+
+    monkeypatch.setattr(mail.mx, "eval", asleep)
+    for _ in range(mail.BELLS + 3):
+        start = time.perf_counter()
+        ms.wait(mx.arange(3) + 1)
+        assert mail.PATIENCE <= time.perf_counter() - start < 1
+        assert len(post.box.bells) == mail.BELLS
+
+
+def test_the_bell_of_a_wait_that_was_broken_off_is_not_used_again(post, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    post.late = True
+    monkeypatch.setattr(mail, "_let_others_run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ms.wait(mx.array(1) + 1)
+    assert len(post.box.bells) == mail.BELLS - 1
+    post.late = False
+    ms.wait(mx.array(2) + 1)
+    assert len(post.box.bells) == mail.BELLS - 1
+
+
+def test_more_waits_than_bells_are_mlx_s(post, monkeypatch):
+    post.box.bells.clear()
+    made = mx.arange(3) + 1
+    ms.wait(made)
+    assert not post.waiting and made.tolist() == [1, 2, 3]
+
+
 def test_wait_as_evaluation_elsewhere():
     a = mx.ones((3,)) * 2
     ms.wait(a, [], {"x": a})
@@ -208,3 +254,11 @@ def test_traced_values_raise():
 def test_wait_refuses_traced_arrays():
     with pytest.raises(ValueError, match="transformations"):
         mx.compile(lambda x: ms.wait(x) or x)(mx.array([1.0]))
+
+
+def test_a_refused_wait_gives_its_bell_back(post, monkeypatch):
+    monkeypatch.setattr(mail, "begin", lambda *_: False)
+    post.late = True
+    made = mx.arange(3) + 1
+    ms.wait(made)
+    assert made.tolist() == [1, 2, 3] and len(post.box.bells) == mail.BELLS
