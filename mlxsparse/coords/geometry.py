@@ -76,11 +76,11 @@ class Kernel:
         cls, size: TripleLike, dilation: TripleLike = 1, padding: TripleLike | None = None
     ) -> Kernel:
         """Stride 1; the default padding ((K - 1) // 2) * d centres odd sizes, even ones reach 0..K/2."""
-        k, d = triple(size, "kernel_size", least=1), triple(dilation, "dilation", least=1)
-        if padding is None:
-            (kx, ky, kz), (dx, dy, dz) = k, d
-            return _kernel(k, (1, 1, 1), ((kx - 1) // 2 * dx, (ky - 1) // 2 * dy, (kz - 1) // 2 * dz), d)
-        return _kernel(k, (1, 1, 1), triple(padding, "padding"), d)
+        k = triple(size, "kernel_size", least=1)
+        if padding is None and type(dilation) is int:  # the usual case, which is quick
+            return _centred(k, dilation)
+        d = triple(dilation, "dilation", least=1)
+        return _kernel(k, (1, 1, 1), _half(k, d) if padding is None else triple(padding, "padding"), d)
 
     def __hash__(self) -> int:
         return self._hash
@@ -134,6 +134,18 @@ def _kernel(size: Triple, stride: Triple, padding: Triple, dilation: Triple) -> 
     if any((k - 1) * d >= 2**30 for k, d in zip(size, dilation)):
         raise CoordinateRangeError(f"kernel_size {size}, dilation {dilation} reach past 2**30 sites")
     return Kernel(size, stride, padding, dilation)
+
+
+@functools.lru_cache(maxsize=256)
+def _centred(size: Triple, dilation: int) -> Kernel:
+    d = triple(dilation, "dilation", least=1)
+    return _kernel(size, (1, 1, 1), _half(size, d), d)
+
+
+def _half(size: Triple, dilation: Triple) -> Triple:
+    """The padding that centres odd sizes: even ones reach 0 .. K/2."""
+    x, y, z = ((k - 1) // 2 * d for k, d in zip(size, dilation))
+    return x, y, z
 
 
 def parent_shape(shape: Triple, stride: Triple) -> Triple:
