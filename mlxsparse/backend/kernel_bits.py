@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from .kernel_coords import CoordTable, OwnMap, Triple
 from .kernel_sites import Extent
-from .library import MAX_THREADS, SMALL, blocks, check_coords, launch, unread_rows
+from .library import MAX_THREADS, SMALL, blocks, check_coords, launch, sequence, unread_rows
 from .mail import send
 from .tap_tiles import PLACES, TapTiles, tap_order
 
@@ -96,24 +96,36 @@ def _side_by_side(sets: tuple[Box, ...]) -> tuple[mx.array, list[int], int]:
     return mx.array(shapes, dtype=mx.int32), spans, start
 
 
-def _ones(coords: mx.array, sets: Sequence[Box]) -> tuple[mx.array, mx.array, mx.array, mx.array, list[int]]:
-    """Bits, before, totals and status of sets side by side; first and number of the totals of each."""
-    check_coords("coords", coords)
-    n = coords.shape[0]
-    shapes, spans, start = _side_by_side(tuple(sets))
-    count = start * PER_STRETCH
+def _ones(arrays: Sequence[mx.array], sets: int, start: int) -> Sequence[mx.array]:
+    """Bits, before, totals and status of sets side by side, of coordinates and the shapes of the sets."""
+    coords, shapes = arrays
+    n, count = coords.shape[0], start * PER_STRETCH
     groups = (blocks(n, MAX_THREADS), 1, 1)
     words = [(8 * count,), (8,)]
-    bits, status = launch("site_bits", [coords, shapes], [n, len(sets)], words, groups, init=0)
+    bits, status = launch("site_bits", [coords, shapes], [n, sets], words, groups, init=0)
     # Totals and ends are longer by what a short input of a kernel would be padded by.
     long = [(count,), (start + SMALL,)]
     before, totals = launch("bit_counts", [bits], [count], long, (start, 1, 1))
-    return bits, before, totals, status, spans
+    return bits, before, totals, status
+
+
+def _ones_and_facts(arrays: Sequence[mx.array], start: int, *dims: int) -> Sequence[mx.array]:
+    """Bits and before of sets side by side, ends and facts of kernels/set_facts.metal."""
+    *of_sets, table = arrays
+    bits, before, totals, outside = _ones(of_sets, dims[0], start)
+    return bits, before, *_facts([table, totals, outside], *dims)
+
+
+def _facts(arrays: Sequence[mx.array], *dims: int) -> Sequence[mx.array]:
+    shapes = [(arrays[1].size,), (9 + 2 * dims[0],)]
+    return launch("set_facts", arrays, dims, shapes, (max(dims[0], 1), 1, 1))
 
 
 def marked(coords: mx.array, extent: Extent, geometry: Geometry) -> Marked:
     """The sites that a kernel reaches from (N, 4) coordinates; extent: their bounds (`reached_extent`)."""
-    bits, before, totals, status, (start, parts) = _ones(coords, [(extent, geometry)])
+    check_coords("coords", coords)
+    shape, (start, parts), count = _side_by_side(((extent, geometry),))
+    bits, before, totals, status = _ones([coords, shape], 1, count)
     shapes = [(parts + SMALL,), (2,)]
     ends, found = launch("bit_ends", [totals, status], [start, parts], shapes, (1, 1, 1))
     return Marked(bits, before, ends, found, extent, geometry)
@@ -138,15 +150,14 @@ def counted(
     One wait for all, before which `meanwhile` is called, whose work the GPU goes on with. Without a table
     repeated and ends mean nothing.
     """
+    check_coords("coords", coords)
     status = no_status() if table is None else table.table
-    spans: list[int] = []
-    totals, outside = unread_rows(), no_status()
-    if sets:
-        bits, before, totals, outside, spans = _ones(coords, sets)
-    shapes = [(totals.size,), (9 + 2 * len(sets),)]
-    groups = (max(len(sets), 1), 1, 1)
+    shape, spans, start = _side_by_side(tuple(sets))
     dims = [len(sets), *spans, *[0] * (2 * (MOST_SETS - len(sets))), 0 if table is None else table.status]
-    ends, facts = launch("set_facts", [status, totals, outside], dims, shapes, groups)
+    if sets:
+        bits, before, ends, facts = sequence(_ones_and_facts, [coords, shape, status], start, *dims)
+    else:
+        ends, facts = _facts([status, unread_rows(), no_status()], *dims)
     sent = send(facts)
     if meanwhile is not None:
         meanwhile()

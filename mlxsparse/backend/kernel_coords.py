@@ -7,6 +7,7 @@ and sorts run on keys that hold the row, so they do not depend on how a sort tre
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -24,6 +25,7 @@ from .library import (
     launch,
     numbers,
     read_ints,
+    sequence,
 )
 from .running import running_sums
 from .tap_tiles import PLACES, TapTiles, tap_order, tap_tiles, turns_of, window_rows
@@ -150,26 +152,49 @@ class NearBlocks(NamedTuple):
 
 def near_blocks(table: CoordTable) -> NearBlocks:
     """The eight blocks around each of the table's distinct sites: a third of the bytes of their map."""
-    n = table.coords.shape[0]
+    return NearBlocks(*_near_blocks([table.coords, table.table], table.capacity))
+
+
+def _near_blocks(arrays: Sequence[mx.array], capacity: int) -> Sequence[mx.array]:
+    coords, table = arrays
+    n = coords.shape[0]
     bits, nodes, none = tap_order((3, 3, 3))
-    dims, groups = [n, table.capacity, nodes, none], (blocks(n, MAX_THREADS), 1, 1)
-    return NearBlocks(*launch("near_blocks", [table.coords, table.table, bits], dims, [(n, 8), (n,)], groups))
+    dims, groups = [n, capacity, nodes, none], (blocks(n, MAX_THREADS), 1, 1)
+    return launch("near_blocks", [coords, table, bits], dims, [(n, 8), (n,)], groups)
 
 
-def near_tiles(table: CoordTable, found: NearBlocks, active: int | None = None) -> TapTiles:
+def near_tiles(table: CoordTable, active: int | None = None, found: NearBlocks | None = None) -> TapTiles:
     """The ordered map of 3 x 3 x 3 taps of the table's distinct sites onto themselves.
 
-    As tap_tiles of `submanifold_map`, whose table by row it does without.
+    As tap_tiles of `submanifold_map`, whose table by row it does without. found: its `near_blocks`, if made.
     """
     n = table.coords.shape[0]
     if n == 0:
         return tap_tiles(filled((27, 0), -1, mx.int32), 0)
-    order = places_by_key(found.keys, tap_order((3, 3, 3)).none, window_rows())
+    sizes = table.capacity, window_rows()
+    if found is None:
+        made = sequence(_near, [table.coords, table.table], *sizes)
+    else:
+        made = _near_tiles([table.table, *found], *sizes)
+    tiled, rows, masks, *turns = made
+    return TapTiles(
+        tiled, rows, masks, n, n, n if active is None else min(active, n), turns=turns[0] if turns else None
+    )
+
+
+def _near(arrays: Sequence[mx.array], capacity: int, window: int) -> Sequence[mx.array]:
+    return _near_tiles([arrays[1], *_near_blocks(arrays, capacity)], capacity, window)
+
+
+def _near_tiles(arrays: Sequence[mx.array], capacity: int, window: int) -> Sequence[mx.array]:
+    table, near, keys = arrays
+    n = near.shape[0]
+    order = places_by_key(keys, tap_order((3, 3, 3)).none, window)
     places = blocks(n, PLACES) * PLACES
     shapes, groups = [(places // 32, 27, 32), (places,), (places // 32, 1)], (places // MAX_THREADS, 1, 1)
-    inputs = [found.near, table.table, order]
-    tiled, rows, masks = launch("near_tiles", inputs, [n, table.capacity, places], shapes, groups)
-    return TapTiles(tiled, rows, masks, n, n, n if active is None else min(active, n), turns=turns_of(masks))
+    made = launch("near_tiles", [near, table, order], [n, capacity, places], shapes, groups)
+    turns = turns_of(made[2])
+    return [*made, *([] if turns is None else [turns])]
 
 
 def map_of_pairs(

@@ -196,6 +196,22 @@ def ready(
     return made if ints else made.sized(dims)
 
 
+Launches = Callable[..., Sequence[mx.array]]
+
+
+def sequence(run: Launches, arrays: Sequence[mx.array], *sizes: int) -> Sequence[mx.array]:
+    """``run(arrays, *sizes)``, launches that follow from nothing else: from some call on as one."""
+    return _sequence(factory(), run, sizes)(arrays)
+
+
+@functools.lru_cache(maxsize=256)
+def _sequence(make: Factory, run: Launches, sizes: tuple[int, ...]) -> Callable[[Sequence[mx.array]], Any]:
+    def launched(arrays: Sequence[mx.array]) -> Sequence[mx.array]:
+        return run(arrays, *sizes)
+
+    return kept(launched) if make in (_metal, _cuda) else launched
+
+
 class Launch:
     """A kernel with its sizes: call it with its inputs, without those that `holding` was given."""
 

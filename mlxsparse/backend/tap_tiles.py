@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -16,7 +17,7 @@ import numpy as np
 
 from ..errors import CapacityError
 from .digit_order import CHUNK, places_by_key
-from .library import MAX_THREADS, blocks, check_array, filled, launch
+from .library import MAX_THREADS, blocks, check_array, filled, launch, sequence
 from .tap_tree import LEAF, TREE, nodes
 
 PLACES = 256  # a multiple of every tile's rows
@@ -128,7 +129,6 @@ def tap_tiles(
     """
     check_array("nbr", nbr, 2, mx.int32)
     taps, m = reversed(nbr.shape) if by_row else nbr.shape
-    places = blocks(m, PLACES) * PLACES
     words = blocks(taps, 32)
     active = m if active is None else min(active, m)
     if m == 0 or taps == 0:
@@ -140,20 +140,38 @@ def tap_tiles(
             m,
             active,
         )
+    own = sort and sources == m and taps > FEW_TAPS  # of a map that several convolutions read
     if taps == 1 or not sort:  # nothing to tell apart
-        order = mx.arange(m, dtype=mx.int32)
+        made = _tiled([nbr, mx.arange(m, dtype=mx.int32)], sources, int(by_row), int(own))
     else:
         known = size if size is not None and math.prod(size) == taps else (taps,)
-        bits, tree, none = tap_order(known)
         if keys is None:
+            bits, tree, none = tap_order(known)
             groups = (blocks(m, MAX_THREADS), 1, 1)
             keys = launch("tap_keys", [nbr, bits], [m, taps, int(by_row), tree, none], [(m,)], groups)[0]
-        order = places_by_key(keys, none, window_rows())
+        sizes = sources, int(by_row), int(own), tap_order(known).none, window_rows()
+        made = sequence(_ordered, [nbr, keys], *sizes)
+    tiled, rows, masks, *turns = made
+    return TapTiles(tiled, rows, masks, sources, m, active, turns=turns[0] if turns else None)
+
+
+def _ordered(
+    arrays: Sequence[mx.array], sources: int, by_row: int, own: int, last: int, window: int
+) -> Sequence[mx.array]:
+    nbr, keys = arrays
+    return _tiled([nbr, places_by_key(keys, last, window)], sources, by_row, own)
+
+
+def _tiled(arrays: Sequence[mx.array], sources: int, by_row: int, own: int) -> Sequence[mx.array]:
+    """nbr, rows, masks and, if they pay, turns of a map (T, M) in an order."""
+    nbr, _ = arrays
+    taps, m = reversed(nbr.shape) if by_row else nbr.shape
+    places, words = blocks(m, PLACES) * PLACES, blocks(taps, 32)
     shapes = [(places // 32, taps, 32), (places,), (places // 32, words)]
-    dims = [sources, m, taps, places, 32 * taps, 32, int(by_row)]
-    tiled, rows, masks = launch("tap_tiles", [nbr, order], dims, shapes, (places // MAX_THREADS, words, 1))
-    own = sort and sources == m and taps > FEW_TAPS  # of a map that several convolutions read
-    return TapTiles(tiled, rows, masks, sources, m, active, turns=turns_of(masks) if own else None)
+    dims = [sources, m, taps, places, 32 * taps, 32, by_row]
+    made = launch("tap_tiles", arrays, dims, shapes, (places // MAX_THREADS, words, 1))
+    turns = turns_of(made[2]) if own else None
+    return [*made, *([] if turns is None else [turns])]
 
 
 def turns_of(masks: mx.array) -> mx.array | None:

@@ -259,9 +259,7 @@ def _looked_up(table: CoordTable, kernel: Kernel, active: int | mx.array) -> Tap
     known = active if isinstance(active, int) else None
     start(table.table)
     if kernel.size == (3, 3, 3) and kernel.dilation == (1, 1, 1):
-        found = kernel_coords.near_blocks(table)
-        start(found.keys)
-        tiles = kernel_coords.near_tiles(table, found, known)
+        tiles = kernel_coords.near_tiles(table, known)
     else:
         nbr, keys = kernel_coords.submanifold_map(table, kernel.size, kernel.dilation, by_row=True)
         start(nbr)

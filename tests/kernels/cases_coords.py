@@ -126,11 +126,11 @@ def hash_of_more_rows() -> None:
     equal(own[1], np.array(own[0]), "map of rows that do not exist")
     found, other = (kc.near_blocks(of) for of in (table, wild))
     assert np.array(other.keys).max() <= tap_order((3, 3, 3)).none
-    tiles = [kc.near_tiles(of, found) for of in (table, wild)]
+    tiles = [kc.near_tiles(of, found=found) for of in (table, wild)]
     for one, other in zip(*(of.arrays for of in tiles), strict=True):
         equal(one, np.array(other), "tiles of rows that do not exist")
     past_all = found._replace(near=found.near | mx.array(2**30, mx.uint32))
-    assert (np.array(kc.near_tiles(table, past_all).nbr) == -1).all()
+    assert (np.array(kc.near_tiles(table, found=past_all).nbr) == -1).all()
 
 
 def near_to_the_last_row() -> None:
@@ -141,7 +141,7 @@ def near_to_the_last_row() -> None:
     table, n = kc.hash_table(integers(coords)), len(coords)
     nbr = kc.submanifold_map(table, (3, 3, 3)).nbr
     found = kc.near_blocks(table)
-    wanted, tiles = tap_tiles(nbr, n, (3, 3, 3)), kc.near_tiles(table, found)
+    wanted, tiles = tap_tiles(nbr, n, (3, 3, 3)), kc.near_tiles(table, found=found)
     for one, other in zip(tiles.arrays, wanted.arrays, strict=True):
         equal(one, np.array(other), "tiles")
     places = -(-n // 256) * 256

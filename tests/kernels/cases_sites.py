@@ -156,7 +156,7 @@ def mirrored() -> None:
             if (size, d) == ((3, 3, 3), (1, 1, 1)):
                 found = kc.near_blocks(table)
                 equal(found.keys, np.array(got.keys), "keys of blocks")
-                near = kc.near_tiles(table, found, len(c))
+                near = kc.near_tiles(table, len(c), found)
                 for a, b in zip(near.arrays, by_tap.arrays, strict=True):
                     equal(a, np.array(b), "tiles of blocks")
                 assert near[3:7] == by_tap[3:7]
