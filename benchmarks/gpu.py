@@ -1,12 +1,17 @@
 """mlxsparse on a GPU, beside spconv on the same card in the same run where it is installed.
 
-    python benchmarks/gpu.py WORK.npz [--only TEXT] [--out FILE] [--no-spconv] [--spconv FOLDER] [--limit MIB]
+    python benchmarks/gpu.py WORK.npz [--only TEXT]... [--turns N] [--out FILE] [--limit MIB]
+                             [--no-spconv] [--spconv FOLDER]
 
 WORK.npz holds surf_100k and surf_1m, int32 (N, 4) batch, x, y, z in scan order. Milliseconds are medians of
 synchronised calls and, in brackets, means of a chain of calls inside one wait, both by mlxsparse.wait, which
 looks again and again as torch.cuda.synchronize does; "eval": by mx.eval, which sleeps. "map cached": the map
 is there; other cases start from coordinates on the device: checks, hash, map and row order are in the time.
 spconv (torch with CUDA, spconv-cu126) runs in processes of its own: benchmarks/gpu_spconv.py.
+
+A shared host runs the same Python twice as fast in one second as in the next. With --turns each side runs in
+N processes, ours and spconv's in turn, and all figures are medians of a side's processes ("of": the lowest
+and highest synchronised median of each side).
 """
 
 from __future__ import annotations
@@ -16,9 +21,11 @@ import importlib.util
 import json
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -30,7 +37,7 @@ import numpy as np
 
 import mlxsparse as ms
 from benchmarks import gpu_static
-from benchmarks.gpu_cases import BLOCKS, CHANNELS, CLASSES, CLOUDS, IN_CHANNELS, LEVELS
+from benchmarks.gpu_cases import BLOCKS, CHANNELS, CLASSES, CLOUDS, IN_CHANNELS, LEVELS, wanted
 from benchmarks.gpu_static import Result, measure
 from mlxsparse.models.minkunet import MinkUNet, ModelArgs
 
@@ -224,7 +231,7 @@ def ceilings() -> Iterator[tuple[str, Callable[[], Result]]]:
     yield "fp16 matmul", matmul
 
 
-def peers(work: pathlib.Path, only: str, folder: str) -> dict[str, Result]:
+def peers(work: pathlib.Path, only: Sequence[str], folder: str) -> dict[str, Result]:
     """spconv's results of the same cases; TF32 in a process of its own, as it keeps its choice of kernels.
 
     folder: where its packages are, if not on the path already; its processes alone see it.
@@ -235,42 +242,27 @@ def peers(work: pathlib.Path, only: str, folder: str) -> dict[str, Result]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     found: dict[str, Result] = {}
     script = pathlib.Path(__file__).with_name("gpu_spconv.py")
-    named = [p for p in ("fp16", "fp32", "tf32") if p in only]
-    for precision in named or ("fp16", "fp32", "tf32"):
-        command = [sys.executable, str(script), str(work), precision, only]
+    of = {"fp16": ("fp16", "map only"), "fp32": ("fp32",), "tf32": ("tf32",)}  # what its process measures
+    named = {text: [p for p, parts in of.items() if any(part in text for part in parts)] for text in only}
+    for precision in of:
+        texts = [text for text in only if precision in (named[text] or of)]
+        if not texts:
+            continue
+        command = [sys.executable, str(script), str(work), precision, *texts]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        if done.returncode or not lines:
+        if done.returncode:
             print(f"spconv {precision}: {done.stderr[-600:]}", file=sys.stderr)
         for line in lines:
             found.update(json.loads(line))
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("work", type=pathlib.Path)
-    parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--out", type=pathlib.Path, help="JSON file for all figures")
-    parser.add_argument("--no-spconv", action="store_true")
-    parser.add_argument("--spconv", default="", help="folder of spconv's packages, if not on the path")
-    parser.add_argument("--limit", type=int, help="mx.set_memory_limit of our side, in MiB")
-    options = parser.parse_args()
-    mx.set_default_device(mx.gpu)
-    if options.limit:
-        mx.set_memory_limit(options.limit << 20)
-    others = {} if options.no_spconv else peers(options.work, options.only, options.spconv)
-    info = getattr(mx, "device_info", None)
-    print(
-        f"mlx {mx.__version__}, {info().get('device_name', '') if info else mx.default_device()}", flush=True
-    )
-    work = np.load(options.work)
+def ours(work: pathlib.Path, only: Sequence[str], show: Callable[[str, Result], None]) -> dict[str, Result]:
+    """Our results of the cases whose names contain one of `only`, each shown as it comes."""
     figures: dict[str, Result] = {}
-    print(f"{'case':62s} {'sync (chain) ms':>22s} {'spconv':>20s} {'ratio':>14s} {'peak MiB, ratio':>15s}")
 
-    def report(name: str, case: Callable[[], Result]) -> None:
+    def run(name: str, case: Callable[[], Result]) -> None:
         mx.clear_cache()
         mx.reset_peak_memory()
         try:
@@ -280,27 +272,104 @@ def main() -> int:
             return
         found.setdefault("peak MiB", mx.get_peak_memory() // 2**20)
         figures[name] = found
-        other = others.get(name.partition(", compiled")[0])
-        beside, ratio, memory = "", "", str(found["peak MiB"])
-        if other:
-            beside = f"{other['sync']:.3f} ({other['chain']:.3f})"
-            ratio = f"{found['sync'] / other['sync']:.2f} ({found['chain'] / other['chain']:.2f})"
-            memory += f" {found['peak MiB'] / max(1, other['peak MiB']):.2f}"
-        more = " ".join(f"{k} {v}" for k, v in found.items() if k not in ("sync", "chain", "peak MiB"))
-        ours = f"{found['sync']:.3f} ({found['chain']:.3f})"
-        print(f"{name:62s} {ours:>22s} {beside:>20s} {ratio:>14s} {memory:>15s} {more}", flush=True)
+        show(name, found)
 
     for name, case in ceilings():
-        if options.only in name:
-            report(name, case)
+        if wanted(name, only):
+            run(name, case)
+    clouds = np.load(work)
     for label in CLOUDS:
-        if label not in work:
+        if label not in clouds:
             continue
-        cloud = Cloud(label, work[label].astype(np.int32))
+        cloud = Cloud(label, clouds[label].astype(np.int32))
         for group in (convolutions, maps, networks):
             for name, case in group(cloud):
-                if options.only in f"{label} {name}":
-                    report(f"{label} {name}", case)
+                if wanted(f"{label} {name}", only):
+                    run(f"{label} {name}", case)
+    return figures
+
+
+def ours_alone(work: pathlib.Path, only: Sequence[str], limit: int | None) -> dict[str, Result]:
+    """Our results, of a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / "figures.json"
+        options = [f"--only={text}" for text in only] + ([f"--limit={limit}"] if limit else [])
+        command = [sys.executable, __file__, str(work), "--no-spconv", f"--out={out}", *options]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        found: dict[str, Result] = json.loads(out.read_text())["mlxsparse"]
+        return found
+
+
+def middle(turns: Sequence[dict[str, Result]]) -> dict[str, Result]:
+    """Medians of each figure of each case (the worst of what tells of errors), with the range of "sync"."""
+    found: dict[str, Result] = {}
+    for name in dict.fromkeys(name for turn in turns for name in turn):
+        results = [turn[name] for turn in turns if name in turn]
+        keys = dict.fromkeys(key for result in results for key in result)
+        worst: dict[str, Callable[[Any], float]] = {"error": max, "equal": min, "compilations": max}
+        found[name] = {
+            key: worst.get(key, statistics.median)([r[key] for r in results if key in r]) for key in keys
+        }
+        sync = [r["sync"] for r in results]
+        if len(turns) > 1:
+            found[name].update({"turns": len(results), "lowest": min(sync), "highest": max(sync)})
+    return found
+
+
+def line(name: str, found: Result, other: Result | None) -> str:
+    beside, ratio, memory, of = "", "", f"{found['peak MiB']:.0f}", ""
+    if "turns" in found:
+        of = f"of {found['lowest']:.3f} to {found['highest']:.3f}"
+    if other:
+        beside = f"{other['sync']:.3f} ({other['chain']:.3f})"
+        ratio = f"{found['sync'] / other['sync']:.2f} ({found['chain'] / other['chain']:.2f})"
+        memory += f" {found['peak MiB'] / max(1, other['peak MiB']):.2f}"
+        of += f", {other['lowest']:.3f} to {other['highest']:.3f}" if of else ""
+    shown = ("sync", "chain", "peak MiB", "turns", "lowest", "highest")
+    more = " ".join([of] * bool(of) + [f"{k} {v}" for k, v in found.items() if k not in shown])
+    mine = f"{found['sync']:.3f} ({found['chain']:.3f})"
+    return f"{name:62s} {mine:>22s} {beside:>20s} {ratio:>14s} {memory:>15s} {more}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("work", type=pathlib.Path)
+    parser.add_argument("--only", action="append", default=[], help="cases whose name contains this")
+    parser.add_argument("--turns", type=int, default=1, help="processes of each side")
+    parser.add_argument("--out", type=pathlib.Path, help="JSON file for all figures")
+    parser.add_argument("--no-spconv", action="store_true")
+    parser.add_argument("--spconv", default="", help="folder of spconv's packages, if not on the path")
+    parser.add_argument("--limit", type=int, help="mx.set_memory_limit of our side, in MiB")
+    options = parser.parse_args()
+    if options.turns < 1:
+        parser.error("--turns must be at least 1")
+    mx.set_default_device(mx.gpu)
+    if options.limit:
+        mx.set_memory_limit(options.limit << 20)
+    work, only = options.work, options.only or [""]
+    info = getattr(mx, "device_info", None)
+    name = info().get("device_name", "") if info else mx.default_device()
+    print(f"mlx {mx.__version__}, {name}", flush=True)
+    heading = f"{'case':62s} {'sync (chain) ms':>22s} {'spconv':>20s} {'ratio':>14s} {'peak MiB, ratio':>15s}"
+
+    def beside() -> dict[str, Result]:
+        return {} if options.no_spconv else peers(work, only, options.spconv)
+
+    def show(case: str, found: Result) -> None:
+        print(line(case, found, others.get(case.partition(", compiled")[0])), flush=True)
+
+    if options.turns == 1:
+        others = beside()
+        print(heading, flush=True)
+        figures = ours(work, only, show)
+    else:
+        turns = [(beside(), ours_alone(work, only, options.limit)) for _ in range(options.turns)]
+        others, figures = (middle([turn[side] for turn in turns]) for side in (0, 1))
+        print(heading)
+        for case, found in figures.items():
+            show(case, found)
     if options.out:
         options.out.write_text(json.dumps({"mlxsparse": figures, "spconv": others}, indent=1))
     return 0

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 CLOUDS = ("surf_1m", "surf_100k")
 CHANNELS = (32, 64, 128)
 LEVELS, BLOCKS, IN_CHANNELS, CLASSES = (32, 64, 128, 256), 2, 4, 20  # of the MinkUNet
+
+
+def wanted(name: str, texts: Sequence[str]) -> bool:
+    """Whether a case's name contains one of these."""
+    return any(text in name for text in texts)
 
 
 def measure(

@@ -1,4 +1,4 @@
-"""spconv's side of benchmarks/gpu.py: python benchmarks/gpu_spconv.py WORK.npz fp16|fp32|tf32 [TEXT].
+"""spconv's side of benchmarks/gpu.py: python benchmarks/gpu_spconv.py WORK.npz fp16|fp32|tf32 [TEXT ...].
 
 Prints JSON lines {case: {"sync": ms, "chain": ms, "peak MiB": ...}}. Needs torch with CUDA and spconv-cu126.
 """
@@ -23,10 +23,11 @@ from spconv.core import ConvAlgo  # noqa: E402
 from spconv.pytorch import ops  # noqa: E402
 from torch import nn  # noqa: E402
 
+from benchmarks import gpu_cases  # noqa: E402
 from benchmarks.gpu_cases import BLOCKS, CHANNELS, CLASSES, CLOUDS, IN_CHANNELS, LEVELS, measure  # noqa: E402
 
 DTYPE = torch.float16 if PRECISION == "fp16" else torch.float32
-ONLY = sys.argv[3] if len(sys.argv) > 3 else ""
+ONLY = sys.argv[3:] or [""]
 
 
 def wait(_):
@@ -34,7 +35,7 @@ def wait(_):
 
 
 def report(name, run, calls=20, chain=None):
-    if ONLY not in name:
+    if not gpu_cases.wanted(name, ONLY):
         return
     torch.cuda.empty_cache()
     cuda = torch.cuda
@@ -122,7 +123,7 @@ def run_cloud(name, coords):
     def rand(*size):
         return torch.randn(*size, device="cuda", dtype=DTYPE)
 
-    if PRECISION != "tf32":
+    if PRECISION == "fp16":  # once
         arguments = ([3] * 3, [1] * 3, [1] * 3, [1] * 3, [0] * 3)
         report(
             f"{name} map only subm3",
