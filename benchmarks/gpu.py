@@ -25,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -354,24 +355,31 @@ def main() -> int:
     print(f"mlx {mx.__version__}, {name}", flush=True)
     heading = f"{'case':62s} {'sync (chain) ms':>22s} {'spconv':>20s} {'ratio':>14s} {'peak MiB, ratio':>15s}"
 
-    def beside() -> dict[str, Result]:
-        return {} if options.no_spconv else peers(work, only, options.spconv)
+    others: dict[str, Result] = {}
 
     def show(case: str, found: Result) -> None:
         print(line(case, found, others.get(case.partition(", compiled")[0])), flush=True)
 
-    if options.turns == 1:
-        others = beside()
-        print(heading, flush=True)
-        figures = ours(work, only, show)
-    else:
-        turns = [(beside(), ours_alone(work, only, options.limit)) for _ in range(options.turns)]
-        others, figures = (middle([turn[side] for turn in turns]) for side in (0, 1))
-        print(heading)
-        for case, found in figures.items():
-            show(case, found)
-    if options.out:
-        options.out.write_text(json.dumps({"mlxsparse": figures, "spconv": others}, indent=1))
+    turns: list[tuple[dict[str, Result], dict[str, Result]]] = []
+    for turn in range(options.turns):
+        start = time.perf_counter()
+        theirs = {} if options.no_spconv else peers(work, only, options.spconv)
+        between = time.perf_counter()
+        if options.turns == 1:
+            others = theirs
+            print(heading, flush=True)
+            turns.append((theirs, ours(work, only, show)))
+        else:
+            turns.append((theirs, ours_alone(work, only, options.limit)))
+            took = f"{between - start:.0f} s of spconv, {time.perf_counter() - between:.0f} s of ours"
+            print(f"turn {turn + 1} of {options.turns}: {took}", flush=True)
+        others, figures = (middle([each[side] for each in turns]) for side in (0, 1))
+        if options.out:  # after each turn: a run that is broken off leaves what it has
+            options.out.write_text(json.dumps({"mlxsparse": figures, "spconv": others}, indent=1))
+        if turn > 0:
+            print(heading)
+            for case, found in figures.items():
+                show(case, found)
     return 0
 
 
