@@ -21,6 +21,7 @@ import mlx.core as mx
 
 from ..errors import CheckpointError, MLXSparseError
 from .device import cache_folder, trace
+from .host import setting
 
 PATHS = ("tiles", "rows", "gather", "dense")
 VERSION = 2
@@ -62,12 +63,12 @@ def _checked(path: str, source: str) -> str:
 
 def choose(case: Case, possible: tuple[str, ...]) -> str:
     """Path for a call; `possible` names those that can run it, the default first."""
-    return _choice(case, possible, _forced or os.environ.get("MLXSPARSE_PATH", ""), device_name())
+    return _choice(case, possible, state()[0], device_name())
 
 
 def state() -> tuple[str, int]:
     """What a choice depends on besides its case, as it is now."""
-    return _forced or os.environ.get("MLXSPARSE_PATH", ""), _forgotten
+    return _forced or (setting(b"MLXSPARSE_PATH") or b"").decode(), _forgotten
 
 
 @functools.lru_cache(maxsize=512)

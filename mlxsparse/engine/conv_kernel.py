@@ -107,11 +107,13 @@ def product(
     groups: int,
     again: origin.Kind = None,
     ordered: bool = False,
+    free: bool = False,
 ) -> Product:
     """The product over `pairs` of arrays of these shapes and dtypes, by a path of backend/tuning.py.
 
     weight: (Co, Ci / groups) with any axes of taps between. again: the kind of x's Origin; the function takes
     its arrays too, from which the gradient of the weight makes x again. ordered: that is computed first.
+    free: the function is called where nobody asks for gradients (`traced`).
     """
     dtype, count = x.dtype, pairs.num_out
     shape = weight.shape[0], math.prod(weight.shape[1:-1]), weight.shape[-1]
@@ -140,6 +142,9 @@ def product(
             return launch(x, w if same else w.astype(dtype), *b)
         start = b[0] if b else None
         return kernel_conv.conv_forward(x, three(w), pairs.output.table, start, groups=groups, active=active)
+
+    if free:
+        return direct(forward, mx.default_device())
 
     def input_gradient(ct: mx.array, x: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         if not tiled:

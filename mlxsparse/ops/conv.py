@@ -325,18 +325,23 @@ def on_map(
         y = _with_norm(norm, found, feats, w, bias, case)
         if y is not None:
             return y
-    kind, more = (made and origin.origin(feats)) or (None, ())
-    if kind is None:
-        origin.hold(feats)
-    else:
-        case, more = (*case, kind), tuple(map(mx.stop_gradient, more))
-    ordered, w = asked(w), watched(w)
-    case = (*case, ordered)
+    free = not (traced(feats, w) if bias is None else traced(feats, w, bias))
+    kind: origin.Kind = None
+    more: tuple[mx.array, ...] = ()
+    ordered = False
+    if not free:
+        kind, more = (made and origin.origin(feats)) or (None, ())
+        if kind is None:
+            origin.hold(feats)
+        else:
+            more = tuple(map(mx.stop_gradient, more))
+        ordered, w = asked(w), watched(w)
+    case = (*case, free, kind, ordered)
     call = found.calls.get(case)
     if call is None:
         pairs = _pairs(found, taps, backwards)
         assert isinstance(pairs, DeviceMap)
-        call = conv_kernel.product(name, feats, w, bias, pairs, groups, kind, ordered)
+        call = conv_kernel.product(name, feats, w, bias, pairs, groups, kind, ordered, free)
         found.calls[case] = call
     return call(feats, w, *more) if bias is None else call(feats, w, bias, *more)
 
