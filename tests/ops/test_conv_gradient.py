@@ -224,3 +224,31 @@ def test_gradient_goes_through_a_chain_of_operators():
     dskip, ddown, _ = oracle.conv_gradients(coords, feats, weight, dlow, out_coords=low_coords, stride=2)
     assert np.array_equal(np.array(dfeats), dskip + ones)
     assert np.array_equal(np.array(dweight), dup + ddown)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_one_map_serves_calls_with_and_without_gradients(biased):
+    coords = np.array([[0, 0, 0, z] for z in (-2, -1, 0, 3)] + [[1, 0, 1, 0], [1, 0, 2, 0]], np.int32)
+    feats = np.arange(6 * 3, dtype=np.float32).reshape(6, 3) - 7
+    w = mx.array((np.arange(2 * 27 * 3).reshape(2, 3, 3, 3, 3) % 5 - 2).astype(np.float32))
+    b = [mx.array([3.0, -4.0])] if biased else []
+
+    def plain(x):
+        return ops.subm_conv3d(x, w, *b).feats
+
+    def both(x):
+        ct = mx.array((np.arange(12).reshape(6, 2) % 3 - 1).astype(np.float32))
+        primals = [x.feats, w, *b]
+        return mx.vjp(lambda v, w, *b: ops.subm_conv3d(x.replace(v), w, *b).feats, primals, [ct])
+
+    x = from_numpy(coords, feats, batch_size=2)
+    first, (value, gradients), again = plain(x), both(x), plain(x)  # the first call of each kind differs
+    (more, others), last = both(x), plain(x)
+    for y in (value[0], again, more[0], last):
+        assert mx.array_equal(y, first)
+    wanted = both(from_numpy(coords, feats, batch_size=2))[1]
+    for found in (gradients, others):
+        assert all(mx.array_equal(a, c) for a, c in zip(found, wanted, strict=True))
+    bias = np.array(b[0]) if b else None
+    _, y64 = oracle.conv3d(coords, feats, np.array(w), bias, padding=1, out_coords=coords)
+    assert np.array_equal(np.array(first), y64)
