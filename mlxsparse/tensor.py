@@ -3,41 +3,23 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import mlx.core as mx
 import numpy as np
 
+from .arithmetic import HINT, operation
+from .arithmetic import require_same_key as require_same_key
 from .backend import executor, host
 from .backend.features import FLOATS, as_features, zero_padding
 from .backend.status import clear, combined, raise_for
 from .coords import CoordinateManager, CoordinateMapKey, default_manager
 from .coords.checks import check_coordinates
-from .coords.geometry import Triple, TripleLike, triple
+from .coords.geometry import Triple, TripleLike, triple, whole
 from .errors import CapacityError, DTypeError, IdentityError, ShapeError, TracedOnHostError
 
 _LEAVES = "coords feats active_rows batch_counts status stride batch_size spatial_shape".split()
-_HINT = (
-    "SparseTensor is not an array: use the layer of mlxsparse.nn with the same name (nn.Linear, "
-    "nn.BatchNorm, nn.ReLU, ...), or x.replace(layer(x.feats))"
-)
-
-
-def _arithmetic(symbol: str, function: Callable[[Any, Any], Any]) -> Any:
-    """Method for an operator between tensors with the same key, or a tensor and a scalar."""
-
-    def method(self: SparseTensor, other: Any) -> SparseTensor:
-        if isinstance(other, SparseTensor):
-            require_same_key(self, other, symbol)
-            clean = symbol != "/" and self.clean and other.clean
-            return self.replace(function(self.feats, other.feats), clean=clean).noting(other)
-        if isinstance(other, (int, float)) or (isinstance(other, mx.array) and other.size == 1):
-            return self.replace(function(self.feats, other))
-        got = type(other).__name__
-        raise DTypeError(f"SparseTensor {symbol} takes one with the same key or a scalar, got {got}. {_HINT}")
-
-    return method
 
 
 class SparseTensor(tuple):
@@ -67,6 +49,7 @@ class SparseTensor(tuple):
 
     _key: CoordinateMapKey | None
     _manager: CoordinateManager
+    __array_ufunc__ = None  # NumPy leaves operators to this class
     _made = False  # the features are what an operator gave, and nobody put others in their place
 
     def __new__(
@@ -87,7 +70,7 @@ class SparseTensor(tuple):
             return cls._rebuild(coords)
         feats = as_features(feats)
         if key is not None:
-            given = active_rows, batch_size, spatial_shape
+            given = active_rows, batch_size, spatial_shape, batch_counts, None if stride == 1 else stride
             if coords is not key.coords or any(v is not None for v in given):
                 raise IdentityError("key= needs coords=key.coords; stride and the rest come from the key")
             return cls._of(key, feats)
@@ -96,7 +79,7 @@ class SparseTensor(tuple):
             raise ShapeError(f"coords has {array.shape[0]} rows, feats has {feats.shape[0]}; they must agree")
         manager = manager or default_manager()
         try:
-            count = None if active_rows is None else int(host.view(mx.array(active_rows)))
+            count: Any = active_rows if not isinstance(active_rows, mx.array) else host.view(active_rows)[()]
             key = manager.insert(
                 array, stride, count, batch_size=batch_size, spatial_shape=spatial_shape, validate=validate
             )
@@ -296,7 +279,7 @@ class SparseTensor(tuple):
 
         Where the device alone knows their number, that they do not fit is told by `check`.
         """
-        rows = self.active
+        rows, n = self.active, whole(n, "capacity")
         if isinstance(rows, int) and n < rows:
             raise CapacityError(f"with_capacity({n}): the tensor has {rows} active rows")
         key = self.manager.resized(self.key, n, fixed=True)
@@ -312,7 +295,7 @@ class SparseTensor(tuple):
 
     def batch_rows(self, b: int) -> mx.array:
         """Rows of batch item `b`, int32, ascending."""
-        if not 0 <= b < self.batch_size:
+        if whole(b, "batch item") >= self.batch_size:
             raise ShapeError(f"batch item {b} does not exist; batch_size is {self.batch_size}")
         batch = host.view(self.coords)[: self.num_active, 0]
         return host.to_mlx(np.flatnonzero(batch == b).astype(np.int32))
@@ -327,14 +310,14 @@ class SparseTensor(tuple):
         """(n_b, C) of each batch item."""
         return [self.feats[self.batch_rows(b)] for b in range(self.batch_size)]
 
-    __add__ = _arithmetic("+", operator.add)
-    __sub__ = _arithmetic("-", operator.sub)
-    __mul__ = _arithmetic("*", operator.mul)
-    __truediv__ = _arithmetic("/", operator.truediv)
-    __radd__ = _arithmetic("+", lambda a, b: b + a)
-    __rsub__ = _arithmetic("-", lambda a, b: b - a)
-    __rmul__ = _arithmetic("*", lambda a, b: b * a)
-    __rtruediv__ = _arithmetic("/", lambda a, b: b / a)
+    __add__ = operation("+", operator.add)
+    __sub__ = operation("-", operator.sub)
+    __mul__ = operation("*", operator.mul)
+    __truediv__ = operation("/", operator.truediv)
+    __radd__ = operation("+", lambda a, b: b + a)
+    __rsub__ = operation("-", lambda a, b: b - a)
+    __rmul__ = operation("*", lambda a, b: b * a)
+    __rtruediv__ = operation("/", lambda a, b: b / a)
 
     def __neg__(self) -> SparseTensor:
         return self.replace(-self.feats, clean=self.clean)
@@ -352,22 +335,27 @@ class SparseTensor(tuple):
         raise TypeError("the truth of a SparseTensor is ambiguous: ask x.num_active > 0 or x is not None")
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"SparseTensor has no attribute {name!r}. {_HINT}")
+        raise AttributeError(f"SparseTensor has no attribute {name!r}. {HINT}")
 
     def __matmul__(self, other: Any) -> NoReturn:
-        raise TypeError(_HINT)
+        raise TypeError(HINT)
 
     __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__
 
     def __copy__(self) -> SparseTensor:
         return SparseTensor._make(self, self._key, self._manager)
 
-    def __deepcopy__(self, _: dict[int, Any]) -> SparseTensor:
-        leaves = [mx.array(v) if isinstance(v, mx.array) else v for v in self]
-        return SparseTensor._make(leaves, None, self._manager)
+    def __deepcopy__(self, memo: dict[int, Any]) -> SparseTensor:
+        """Other features and another key, which copies share where the originals did, of the same sites."""
+        coords, feats, *rest = self
+        key = self._key
+        if key is not None:
+            key = memo.setdefault(id(key), self._manager.another(key))
+        return SparseTensor._make((coords, mx.array(feats), *rest), key, self._manager)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SparseTensor._rebuild, (list(self),)
+        fixed = self._key is not None and self._key.fixed_capacity
+        return (_padded if fixed else SparseTensor._rebuild), (list(self),)
 
     def __repr__(self) -> str:
         shape = "" if self.spatial_shape is None else f", spatial_shape={self.spatial_shape}"
@@ -383,18 +371,7 @@ class SparseTensor(tuple):
         )
 
 
-def require_same_key(a: SparseTensor, b: SparseTensor, name: str) -> None:
-    """IdentityError unless both tensors have the same key."""
-    if a._key is not None and a._key is b._key:
-        return
-    if a.coords is b.coords and (a._key is None or b._key is None):
-        return
-    if any(t._key is None or t._key.rebuilt for t in (a, b)):
-        raise IdentityError(
-            f"{name}: an operand went through mx.compile, mx.checkpoint or tree_map and lost its identity; "
-            "use mlxsparse.compile or mlxsparse.checkpoint, which keep it"
-        )
-    raise IdentityError(
-        f"{name} needs operands with the same key, got {a.key} and {b.key}; "
-        f'join different sites with mlxsparse.ops.add(a, b, join="inner"|"left"|"outer") and its kin'
-    )
+def _padded(leaves: Iterable[Any]) -> SparseTensor:
+    """What a pickled tensor of a fixed capacity becomes."""
+    made = SparseTensor._rebuild(leaves)
+    return made.with_capacity(made.capacity)

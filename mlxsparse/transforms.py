@@ -65,6 +65,7 @@ def _restore(tree: Any, keys: Any) -> Any:
         return tree if key is None else SparseTensor._of(key, tree.feats)
     if isinstance(tree, dict):
         return {name: _restore(value, keys) for name, value in tree.items()}
-    if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
-        return type(tree)(_restore(value, keys) for value in tree)
+    if isinstance(tree, (list, tuple)):
+        values = [_restore(value, keys) for value in tree]
+        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
     return tree

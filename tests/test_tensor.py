@@ -259,3 +259,76 @@ def test_reversed_and_strided_numpy_input():
 def test_operators_name_a_plain_array(operator):
     with pytest.raises(DTypeError, match="must be a SparseTensor"):
         operator(mx.zeros((4, 2)))
+
+
+@pytest.mark.parametrize("size", [2.5, True, "2", -1, np.float32(3), mx.array(3)])
+def test_batch_size_is_a_whole_number(size):
+    for sites in (np.array(SITES, np.int32), np.zeros((0, 4), np.int32)):
+        with pytest.raises(ShapeError, match="batch_size"):
+            ms.SparseTensor(sites, mx.ones((len(sites), 1)), batch_size=size)
+        with pytest.raises(ShapeError, match="batch_size"):
+            ms.voxelize(np.zeros((len(sites), 3)), voxel_size=1.0, batch_size=size)
+    assert ms.SparseTensor(np.array(SITES, np.int32), mx.ones((4, 1)), batch_size=np.int64(5)).batch_size == 5
+
+
+@pytest.mark.parametrize("rows", [2.7, "2", [2], mx.array([2]), mx.array(2.7), np.float64(2), -1])
+def test_active_rows_are_not_rounded(rows):
+    with pytest.raises(ShapeError, match="active_rows"):
+        tensor(active_rows=rows)
+    assert [tensor(active_rows=n).num_active for n in (2, np.int32(2), mx.array(2))] == [2, 2, 2]
+
+
+def test_capacities_are_not_rounded():
+    x = tensor()
+    for n in (4.5, "a", None, -3):
+        with pytest.raises(ShapeError, match="capacity"):
+            x.with_capacity(n)
+    w = mx.ones((1, 2, 2, 2, 2))
+    for n in (200.9, "a"):
+        with pytest.raises(ShapeError, match="capacity"):
+            ms.ops.conv3d(x, w, stride=2, capacity=n)
+    with pytest.raises(ShapeError, match="batch item"):
+        x.batch_rows(0.5)
+
+
+def test_a_key_refuses_what_it_would_ignore():
+    x = tensor()
+    for more in ({"stride": 4}, {"batch_counts": mx.array([9])}):
+        with pytest.raises(IdentityError, match="come from the key"):
+            ms.SparseTensor(x.key.coords, x.feats, key=x.key, **more)
+
+
+def test_pickle_and_deepcopy_keep_a_fixed_capacity():
+    x = tensor().with_capacity(8)
+    for y in (copy.deepcopy(x), pickle.loads(pickle.dumps(x)), copy.copy(x)):
+        assert y.key.fixed_capacity and (y.capacity, y.num_active) == (8, 4)
+        assert y.feats.tolist() == x.feats.tolist() and y.coords.tolist() == x.coords.tolist()
+        assert ms.ops.conv3d(y, mx.ones((1, 2, 2, 2, 2)), stride=2).capacity == 8
+
+
+def test_deepcopy_keeps_what_shared_a_key_together():
+    x = tensor()
+    pair = {"a": x, "b": [x * 2]}
+    for made in (copy.deepcopy(pair), pickle.loads(pickle.dumps(pair))):
+        assert (made["a"] + made["b"][0]).feats.tolist() == (x * 3).feats.tolist()
+        assert made["a"].key is not x.key
+    y = copy.deepcopy(x)
+    y.feats[0] = 777.0
+    assert x.feats.tolist() == tensor().feats.tolist()
+
+
+def test_arithmetic_with_numpy_and_other_channels():
+    x = tensor()
+    for two in (2, 2.0, np.float32(2), np.int64(2), mx.array(2.0), np.array([2.0], np.float32)):
+        for y in (x * two, x + x, x / (1 / two if not isinstance(two, (mx.array, np.ndarray)) else 0.5)):
+            assert type(y) is ms.SparseTensor and y.feats.tolist() == (x.feats * 2).tolist()
+    assert type(np.float32(2) * x) is ms.SparseTensor
+    for wrong in (np.ones((4, 2), np.float32), "2", None, [1]):
+        with pytest.raises(DTypeError, match="scalar"):
+            x * wrong
+        with pytest.raises((DTypeError, TypeError)):
+            wrong * x
+    with pytest.raises(ShapeError, match="channels, got 2 and 3"):
+        x + x.replace(mx.ones((4, 3)))
+    one = x.replace(mx.full((4, 1), 2.0))
+    assert (x * one).feats.tolist() == (one * x).feats.tolist() == (x.feats * 2).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from functools import partial
 
 import mlx.core as mx
@@ -205,3 +206,19 @@ def test_what_follows_from_traced_arguments_stays_lazy():
     value, gradient = mx.value_and_grad(loss)(mx.array(2.0), mx.arange(5))
     assert (float(value), float(gradient)) == (16.0, 8.0)
     assert held[0].tolist() == [0, 2, 6]
+
+
+def test_checkpoint_takes_namedtuples():
+    pair = collections.namedtuple("pair", "a b")
+    x, z = (
+        ms.SparseTensor(np.array([[0, p, 0, 0], [0, p + 2, 0, 0]], np.int32), mx.full((2, 1), float(p)))
+        for p in (0, 7)
+    )
+
+    def swap(both, more):
+        assert both.a.key is x.key and both.b.key is z.key and more.key is z.key
+        return pair(both.b * 2, both.a)
+
+    y = ms.checkpoint(swap)(pair(x, z), z)
+    assert type(y) is pair and y.a.key is z.key and y.b.key is x.key
+    assert y.a.feats.tolist() == [[14.0], [14.0]] and y.b.coords.tolist() == x.coords.tolist()

@@ -31,6 +31,20 @@ def check_features(feats: Any) -> Any:
     return feats
 
 
+def scalar(value: Any) -> Any:
+    """`value` if features can be multiplied by it: a number, or an array of one element; else None."""
+    if isinstance(value, (np.number, np.bool_)):
+        return value.item()
+    one = isinstance(value, (mx.array, np.ndarray)) and value.size == 1
+    return (mx.array(value) if one else value) if one or isinstance(value, (int, float)) else None
+
+
+def check_channels(symbol: str, a: mx.array, b: mx.array) -> None:
+    """ShapeError unless features of the same sites have the same channels, or one of them has one."""
+    if a.shape[1] != b.shape[1] and 1 not in (a.shape[1], b.shape[1]):
+        raise ShapeError(f"SparseTensor {symbol} takes the same channels, got {a.shape[1]} and {b.shape[1]}")
+
+
 def zero_padding(feats: mx.array, active_rows: mx.array) -> mx.array:
     """feats (capacity, C) with 0 in the rows from `active_rows` on, whatever they held."""
     live = (mx.arange(feats.shape[0]) < active_rows)[:, None]

@@ -40,6 +40,18 @@ def triple(value: TripleLike, name: str, *, least: int | None = None) -> Triple:
     return x, y, z
 
 
+def whole(value: object, name: str, least: int = 0) -> int:
+    """An integer of at least `least`; ShapeError else: 2.7 would become 2 unseen."""
+    if type(value) is not int:
+        try:
+            value = _integer(value)
+        except TypeError:
+            raise ShapeError(f"{name} must be an integer, got {value!r}") from None
+    if value < least:
+        raise ShapeError(f"{name} must be at least {least}, got {value}")
+    return value
+
+
 def _integer(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError

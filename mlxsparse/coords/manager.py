@@ -27,7 +27,7 @@ from ..engine.sorting import bounds_of, columns_of
 from ..errors import CapacityError, CoordinateRangeError, ShapeError
 from . import device, static
 from .checks import check_coordinates, check_duplicates, check_range
-from .geometry import Kernel, Triple, TripleLike, divide, multiply, parent_shape, triple
+from .geometry import Kernel, Triple, TripleLike, divide, multiply, parent_shape, triple, whole
 from .kernel_map import KernelMap
 from .keys import (
     PADDING,
@@ -81,7 +81,9 @@ class CoordinateManager:
         lattice = triple(stride, "stride", least=1)
         shape = None if spatial_shape is None else triple(spatial_shape, "spatial_shape", least=0)
         size = array.shape[0]
-        count = size if active_rows is None else int(active_rows)
+        count = size if active_rows is None else whole(active_rows, "active_rows")
+        if batch_size is not None:
+            batch_size = whole(batch_size, "batch_size")
         if not 0 <= count <= size:
             raise ShapeError(f"active_rows must lie in [0, {size}] (the rows of coords), got {count}")
         if mode == "kernel":
@@ -251,6 +253,10 @@ class CoordinateManager:
         record.index, record.presorted = old.index, old.presorted
         return self._key(record, key.parent)
 
+    def another(self, key: CoordinateMapKey) -> CoordinateMapKey:
+        """A key of the same rows, which is not `key`."""
+        return self._key(key._record, key.parent)
+
     # ------------------------------------------------------------ maps
 
     def kernel_map(self, in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel) -> KernelMap:
@@ -323,7 +329,7 @@ def _derived_capacity(
 ) -> int | None:
     """Rows of the derived set: as asked, or the input's where the input has a fixed capacity."""
     if capacity is not None:
-        if capacity < 0:
+        if whole(capacity, "capacity", -1) < 0:
             raise CapacityError(f"capacity must be at least 0, got {capacity}")
         return int(capacity)
     if not key.fixed_capacity:

@@ -88,7 +88,8 @@ def interpolate(x: mx.array, rows: np.ndarray, weights: np.ndarray, size: int) -
             flat = rows[block].reshape(-1)
             part = np.take(source, flat, axis=0, mode="clip")
             part[np.flatnonzero(flat < 0)] = 0  # not 0 * x, which an infinite x makes NaN
-            np.matmul(weights[block, None, :], part.reshape(-1, k, x.shape[1]), out=y[block, None, :])
+            part = part.reshape(len(flat) // k, k, x.shape[1])  # -1 does not tell where there are 0 channels
+            np.matmul(weights[block, None, :], part, out=y[block, None, :])
 
         parallel(work, -(-n // BLOCK), blas=True, small=n < 4 * BLOCK)
         return out.astype(dtype)

@@ -22,28 +22,31 @@ def quantise(
     wide: in float64, else float32. CoordinateRangeError past 2**30 voxels (2**22 in float32).
     """
     kind = np.float64 if wide else np.float32
-    cells, far = _cells(xyz, kind, origin, size)
+    cells, low, high = _cells(xyz, kind, origin, size)
     valid = None
-    if limits is not None or not np.isfinite(far):
+    if limits is not None or not np.isfinite([low, high]).all():
         valid = np.isfinite(xyz).all(axis=1)
         if limits is not None:
             with np.errstate(invalid="ignore"):
                 valid &= ((xyz >= limits[:3].astype(kind)) & (xyz < limits[3:].astype(kind))).all(axis=1)
-        cells, far = _cells(xyz[valid], kind, origin, size)
+        cells, low, high = _cells(xyz[valid], kind, origin, size)
+    far = max(-low, high)
     if not wide and far > FLOAT32_CELLS:
         raise CoordinateRangeError(
             f"float32 points reach {far:.3g} voxels from the origin, past 2**22 where float32 misplaces "
             "them: pass NumPy points (float64), or a nearer origin="
         )
-    if far >= LIMIT:
+    if max(-np.floor(low), high) >= LIMIT:  # -2**30 + 0.5 lies in site -2**30, which is none
         raise CoordinateRangeError(
             f"points reach {far:.3g} voxels from the origin, at most 2**30: pass origin="
         )
     return list(cells), valid
 
 
-def _cells(xyz: np.ndarray, kind: type, origin: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, float]:
-    """(3, N) int32 floors of the quotients, and the largest quotient's size (NaN or inf if there is one)."""
+def _cells(
+    xyz: np.ndarray, kind: type, origin: np.ndarray, size: np.ndarray
+) -> tuple[np.ndarray, float, float]:
+    """(3, N) int32 floors of the quotients, the lowest and the highest quotient (NaN if there is one)."""
     n = len(xyz)
     cells = scratch((3, n), np.int32)
     chunks = -(-n // CHUNK)
@@ -63,7 +66,7 @@ def _cells(xyz: np.ndarray, kind: type, origin: np.ndarray, size: np.ndarray) ->
                 cells[axis, rows] = np.floor(quotient, out=quotient)
 
     parallel(work, chunks)
-    return cells, float(np.abs(reach).max()) if chunks else 0.0
+    return cells, float(reach[..., 0].min(initial=0)), float(reach[..., 1].max(initial=0))
 
 
 def merge(columns: Columns, max_sites: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

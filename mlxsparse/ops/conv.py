@@ -40,6 +40,10 @@ class Taps:
     index: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        given = self.kernel_size, self.index
+        whole = all(type(a) is tuple and all(type(v) is int for v in a) for a in given)
+        if not whole or len(self.kernel_size) != 3:
+            raise ShapeError(f"Taps takes three ints and a tuple of ints, got {given}")
         volume = self.kernel_size[0] * self.kernel_size[1] * self.kernel_size[2]
         bounded = (-1, *self.index, volume)
         if any(a >= b for a, b in zip(bounded, bounded[1:])):
@@ -164,6 +168,7 @@ def coverage(
     """
     from ..backend.host import to_mlx
 
+    check_tensor(x)
     kernel = Kernel.of(kernel_size, stride, padding, dilation)
     key = output_key(x, kernel, support, out, capacity)
     found = x.manager.kernel_map(x.key, key, kernel)

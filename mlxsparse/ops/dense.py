@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -28,9 +29,10 @@ def dense(
 ) -> mx.array:
     """Grid (B, X, Y, Z, C) with the features at their sites and `fill` elsewhere.
 
-    shape: (X, Y, Z); default `spatial_shape`, else as far as the sites reach. origin: the site of
-    grid cell 0; default (0, 0, 0). CoordinateRangeError if a site lies outside: none is dropped. With a
-    fixed capacity on a GPU nothing is read: shape is needed, and mlxsparse.compile raises that error.
+    shape: (X, Y, Z); default `spatial_shape`; where that is not known, or an origin is given, as far as
+    the sites reach. origin: the site of grid cell 0; default (0, 0, 0). CoordinateRangeError if a site
+    lies outside: none is dropped. With a fixed capacity on a GPU nothing is read: shape is needed, and
+    mlxsparse.compile raises that error.
     """
     check_tensor(x)
     if x.key.static:
@@ -101,6 +103,8 @@ def from_dense(
 
     Rows are sorted by (batch, x, y, z); `spatial_shape` is (X, Y, Z). NaN counts as not 0.
     """
+    grid = _array(grid, "grid")
+    mask = None if mask is None else _array(mask, "mask")
     if grid.ndim != 5:
         raise ShapeError(f"grid must have shape (B, X, Y, Z, C), got {tuple(grid.shape)}")
     if grid.dtype not in FLOATS:
@@ -120,3 +124,9 @@ def from_dense(
     )
     key = (manager or default_manager()).created(sites, stride, b, spatial_shape=(x, y, z))
     return SparseTensor._of(key, take_rows(grid.reshape(b * x * y * z, c), flat))
+
+
+def _array(value: Any, name: str) -> mx.array:
+    if not isinstance(value, (mx.array, np.ndarray)):
+        raise DTypeError(f"{name} must be an mlx or numpy array, got {type(value).__name__}")
+    return mx.array(value) if isinstance(value, np.ndarray) else value

@@ -15,6 +15,9 @@ from .conv import on_map
 def linear(x: SparseTensor, w: mx.array, bias: mx.array | None = None) -> SparseTensor:
     """y = x W^T + b on every active row: w (Co, Ci), bias (Co,), in x's dtype."""
     check_tensor(x)
+    for name, a in (("weight", w), ("bias", bias)):
+        if not isinstance(a, mx.array) and not (name == "bias" and a is None):
+            raise ShapeError(f"{name} must be an mlx array, got {type(a).__name__}")
     if w.ndim != 2 or w.shape[1] != x.num_channels:
         raise ShapeError(
             f"weight must have shape (Co, {x.num_channels}) for this input, got {tuple(w.shape)}"

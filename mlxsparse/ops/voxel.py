@@ -13,7 +13,7 @@ from ..backend import host
 from ..backend.features import as_features, check_features
 from ..coords import CoordinateManager, default_manager
 from ..coords.checks import check_coordinates
-from ..coords.geometry import TripleLike
+from ..coords.geometry import TripleLike, whole
 from ..engine import interpolate
 from ..engine.index import lookup
 from ..engine.labels import HIGHEST, majority
@@ -187,9 +187,11 @@ def voxelize(
             f"bounds must be (lower, upper), each (x, y, z) with lower <= upper, got {bounds}"
         )
     start = (np.zeros(3) if limits is None else limits[:3]) if origin is None else _three(origin, "origin")
+    if not np.all(np.isfinite(start)):
+        raise MLXSparseError(f"origin and the lower bound must be finite, got {start.tolist()}")
     for name, value in (("max_points", max_points), ("max_voxels", max_voxels)):
-        if value is not None and value < 1:
-            raise MLXSparseError(f"{name} must be at least 1, got {value}")
+        if value is not None:
+            whole(value, name, 1)
     if reduce not in REDUCTIONS:
         raise MLXSparseError(f"reduce must be one of {REDUCTIONS}, got {reduce!r}")
     values = (xyz - start).astype(np.float32) if feats is None else check_features(feats)
@@ -198,10 +200,11 @@ def voxelize(
 
     cells, valid = quantise(xyz, wide, start, size, limits)
     items = None if batch is None else _batch(batch, len(xyz))
+    last = -1 if len(xyz) == 0 else 0 if items is None else int(items.max())
     if batch_size is None:
-        batch_size = 1 if items is None else (int(items.max()) + 1 if len(items) else 0)
-    elif items is not None and len(items) and int(items.max()) >= batch_size:
-        raise CoordinateRangeError(f"batch has number {int(items.max())}, but batch_size={batch_size}")
+        batch_size = 1 if items is None else last + 1
+    elif last >= whole(batch_size, "batch_size"):
+        raise CoordinateRangeError(f"batch has number {last}, but batch_size={batch_size}")
     if items is None:
         items = np.zeros(len(xyz), np.int32)
     sites, number, counts = merge([items if valid is None else items[valid], *cells], max_voxels)

@@ -85,3 +85,23 @@ def test_wrong_inputs():
         ops.from_dense(mx.zeros((2, 2, 2, 2)))
     with pytest.raises(DTypeError):
         ops.from_dense(mx.zeros((2, 2, 2, 2, 1), mx.int32))
+
+
+def test_from_dense_takes_numpy_and_names_what_it_does_not():
+    grid = np.zeros((1, 2, 2, 2, 3), np.float32)
+    grid[0, 1, 0, 1] = 5
+    x = ops.from_dense(grid)
+    assert x.coords.tolist() == [[0, 1, 0, 1]] and x.feats.tolist() == [[5.0, 5.0, 5.0]]
+    masked = ops.from_dense(grid, mask=np.ones((1, 2, 2, 2), bool))
+    assert masked.num_active == 8
+    for wrong in ([1], None):
+        with pytest.raises(DTypeError, match="grid must be an mlx or numpy array"):
+            ops.from_dense(wrong)
+    with pytest.raises(DTypeError, match="mask must be an mlx or numpy array"):
+        ops.from_dense(grid, mask=[1])
+
+
+def test_dense_with_an_origin_reaches_as_far_as_the_sites():
+    x = from_numpy(np.array([[0, 0, 0, 5]], np.int32), np.ones((1, 2)), batch_size=1, spatial_shape=8)
+    assert ops.dense(x).shape == (1, 8, 8, 8, 2)
+    assert ops.dense(x, origin=0).shape == (1, 1, 1, 6, 2)

@@ -91,3 +91,12 @@ def test_taps_that_do_not_fit_are_refused():
     layer.keep_taps([1, 2])
     with pytest.raises(ShapeError, match="not all among"):
         layer.keep_taps([3])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [((3, 3, 3), [13]), ([3, 3, 3], (13,)), (3, (13,)), ((3, 3, 3), (13.5,)), ((3, 3), (1,)), ((3,) * 3, 13)],
+)
+def test_taps_that_are_no_numbers(arguments):
+    with pytest.raises(ShapeError, match="Taps takes three ints"):
+        ops.Taps(*arguments)

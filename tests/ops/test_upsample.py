@@ -242,3 +242,10 @@ def test_many_points_of_one_voxel_lose_nothing_and_threads_change_no_bit(monkeyp
     np.testing.assert_allclose(one[1], np.repeat(want[:, None], 5, axis=1), rtol=2e-6)
     for a, b in zip(one, more):
         np.testing.assert_array_equal(a, b)
+
+
+def test_trilinear_of_no_channels():
+    fine = from_numpy(np.array([[0, 0, 0, 0], [0, 1, 0, 3]], np.int32), np.ones((2, 0)), batch_size=1)
+    coarse = ops.max_pool3d(fine, 2)
+    assert ops.upsample_trilinear(coarse, 2).feats.shape == (2, 0)
+    assert mx.grad(lambda f: ops.upsample_trilinear(coarse.replace(f), 2).feats.sum())(coarse.feats).size == 0

@@ -195,3 +195,35 @@ def test_coalesce_equals_the_oracle(coords, reduce, data):
 def test_coalesce_feeds_a_convolution():
     x = mlxsparse.coalesce(mx.array([[0, 1, 1, 1], [0, 1, 1, 1]], mx.int32), mx.array([[1.0], [5.0]]))
     assert np.array(ops.subm_conv3d(x, mx.ones((1, 3, 3, 3, 1))).feats).tolist() == [[6.0]]
+
+
+@pytest.mark.parametrize("origin", [np.nan, np.inf, (0, -np.inf, 0)])
+def test_an_origin_that_is_no_place(origin):
+    with pytest.raises(MLXSparseError, match="origin"):
+        mlxsparse.voxelize(np.zeros((3, 3)), voxel_size=1, origin=origin)
+
+
+def test_sites_end_one_before_the_last_power():
+    last = 2.0**30
+    for p in (-last + 0.5, -last, last):
+        with pytest.raises(CoordinateRangeError, match="2\\*\\*30"):
+            mlxsparse.voxelize(np.array([[p, 0, 0]]), voxel_size=1.0)
+    points = np.array([[-last + 1, 0, 0], [last - 0.5, 0, 0]])
+    made = mlxsparse.voxelize(points, voxel_size=1.0).tensor
+    assert made.coords.tolist() == [[0, -(2**30) + 1, 0, 0], [0, 2**30 - 1, 0, 0]]
+    assert ops.lookup(made, made.coords).tolist() == [0, 1]
+
+
+def test_batch_size_holds_points_without_a_batch():
+    points = np.array([[0.5, 0, 0], [3.5, 0, 0]])
+    with pytest.raises(CoordinateRangeError, match="batch_size=0"):
+        mlxsparse.voxelize(points, voxel_size=1.0, batch_size=0)
+    assert mlxsparse.voxelize(points, voxel_size=1.0, batch_size=3).tensor.batch_size == 3
+    assert mlxsparse.voxelize(points[:0], voxel_size=1.0, batch_size=0).tensor.batch_size == 0
+
+
+@pytest.mark.parametrize("name", ["max_points", "max_voxels"])
+def test_limits_are_whole_numbers(name):
+    for value in (1.5, "2", True, 0):
+        with pytest.raises(MLXSparseError, match=name):
+            mlxsparse.voxelize(np.zeros((3, 3)), voxel_size=1.0, **{name: value})
