@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import mlx.core as mx
 import mlx.nn
+import numpy as np
 
 from .backend import executor, pace, trace
 from .backend.autodiff import traced, without_gradients
@@ -23,7 +24,7 @@ from .backend.mail import Sent, begin, send
 from .backend.status import clear, combined, is_clear, raise_for_sent, watching
 from .coords import CoordinateMapKey
 from .coords.geometry import Triple, triple
-from .errors import MLXSparseError, ShapeError, TracedOnHostError
+from .errors import DTypeError, MLXSparseError, ShapeError, TracedOnHostError
 from .tensor import SparseTensor
 
 Tree = Any
@@ -174,13 +175,16 @@ class Compiled:
             self.compilations += 1
             inner: list[CoordinateMapKey] = []
             args, kwargs = _inside((args, kwargs), signature, inner, self._bounds)
+            given: list[mx.array] = []  # what happened to an argument before
+            _map((args, kwargs), lambda x: None if is_clear(x.status) else given.append(x.status))
             nonlocal plain
             quiet = without_gradients() if plain else contextlib.nullcontext()
             plain = False  # MLX runs the body again where the compiled function is differentiated
             with watching() as seen, pace.stages() as marks, quiet:
                 result = function(*args, **kwargs)
             slots[:] = _slots(result, inner)
-            return result, combined(*seen) if seen else None, marks
+            found = [*given, *seen]
+            return result, combined(*found) if found else None, marks
 
         return _Plan(tracer(body, inputs=inputs, outputs=outputs), slots)
 
@@ -233,13 +237,15 @@ def _signature(tree: Tree, keys: list[CoordinateMapKey]) -> tuple[Any, ...]:
         known = keys.index(parent) if parent in keys else None
         flags = place, known, tree.key._record.presorted, is_clear(tree.status)
         static = tree.stride, tree.batch_size, tree.spatial_shape
-        return (("sparse", *flags, tree.capacity, tree.num_channels, tree.dtype, *static),)
+        return ((SparseTensor, *flags, tree.capacity, tree.num_channels, tree.dtype, *static),)
     if isinstance(tree, mx.array):
         return ((tuple(tree.shape), tree.dtype),)
     if isinstance(tree, dict):
         return tuple(p for name, value in tree.items() for p in ((name,), *_signature(value, keys)))
     if isinstance(tree, (list, tuple)):
         return (len(tree), *(p for value in tree for p in _signature(value, keys)))
+    if isinstance(tree, np.ndarray):
+        raise DTypeError("mlxsparse.compile takes MLX arrays, got a NumPy array; use mx.array(...)")
     return (tree,)
 
 
@@ -253,7 +259,7 @@ def _inside(
     tree: Tree, signature: tuple[Any, ...], keys: list[CoordinateMapKey], bounds: Bounds | None
 ) -> Tree:
     """Traced arguments with keys as their signature tells; `keys` becomes the distinct ones."""
-    parts = iter([p for p in signature if isinstance(p, tuple) and p and p[0] == "sparse"])
+    parts = iter([p for p in signature if isinstance(p, tuple) and p and p[0] is SparseTensor])
 
     def attach(x: SparseTensor) -> SparseTensor:
         _, place, parent, presorted, unread, *_ = next(parts)

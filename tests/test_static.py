@@ -10,7 +10,7 @@ import pytest
 
 import mlxsparse as ms
 from mlxsparse import ops
-from mlxsparse.errors import CapacityError, CoordinateRangeError
+from mlxsparse.errors import CapacityError, CoordinateRangeError, DTypeError
 
 from .static_cases import (
     HAS_GPU,
@@ -177,3 +177,28 @@ def test_a_status_is_combined_once():
     known = len(status._parts)
     del both, every, again
     assert len(status._parts) == known - 2
+
+
+@needs_kernels
+def test_an_argument_that_had_overflowed_is_told_of(kernels):
+    x = tensor(90).with_capacity(96)
+    small, large = (ops.max_pool3d(x, 2, capacity=n) for n in (8, 96))
+    step = ms.compile(lambda y: y.feats.sum())
+    step(large)
+    with pytest.raises(CapacityError):
+        step(small)
+    late = ms.compile(lambda y: y.feats.sum(), check="late")
+    late(small)
+    with pytest.raises(CapacityError):
+        late.check()
+
+
+@needs_kernels
+def test_names_of_arguments_mean_nothing(kernels):
+    x = tensor(90).with_capacity(96)
+    step = ms.compile(lambda given, sparse=None: given["sparse"].replace(given["sparse"].feats * 2))
+    wanted = (x.feats * 2).tolist()
+    assert step({"sparse": x}).feats.tolist() == wanted
+    assert step({"sparse": x}, sparse=x).feats.tolist() == wanted
+    with pytest.raises(DTypeError, match="NumPy"):
+        step({"sparse": x, "more": np.ones(3)})

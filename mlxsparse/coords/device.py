@@ -30,6 +30,8 @@ from .checks import check_duplicates, check_range
 from .geometry import Kernel, Triple
 from .keys import PADDING, CoordinateMapKey, Record, host_rows
 
+MOST_TAPS = 2**16 - 1  # of a map: its tables have a row for each
+
 
 def inserted(
     coords: mx.array,
@@ -283,7 +285,12 @@ def _own_map(
 
 
 def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel) -> DeviceMap:
-    """The kernel map of two sets."""
+    """The kernel map of two sets. CapacityError past 65535 taps."""
+    if kernel.volume > MOST_TAPS:
+        raise CapacityError(
+            f"a kernel of {kernel.size} has {kernel.volume} taps, on a GPU at most {MOST_TAPS}: use several "
+            "smaller ones"
+        )
     source, target = in_key._record, out_key._record
     rows_in, rows_out = source.coords.shape[0], target.coords.shape[0]
     if kernel.is_centred and source is target:

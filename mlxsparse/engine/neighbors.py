@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from ..backend.host import parallel
+from ..errors import CapacityError
 from .index import BIAS, LIMIT, CoordIndex, child_keys, find
 
 Triple = tuple[int, int, int]
+MOST_TAPS = 2**21  # of a window whose pairs are held by taps: each has an end, and work of its own
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +162,11 @@ class Windows:
     @cached_property
     def pairs(self) -> TapPairs:
         """The same by taps. No search: a site's tap is what floor(c / s) leaves over."""
+        if self.volume > MOST_TAPS:
+            raise CapacityError(
+                f"a window of {self.stride} has {self.volume} taps, gradients and upsampling take at most "
+                f"{MOST_TAPS}: use several smaller ones"
+            )
         kind = np.uint16 if self.volume <= 2**16 else np.int64
         tap = np.zeros(self.num_in, kind)
         for column, s in zip(self.source.columns[1:], self.stride):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 from mlx.nn import Module
@@ -41,6 +42,12 @@ class _Conv(Module):
         self.groups = groups
 
         self._taps: ops.Taps | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """An int as three: what a Module keeps of it otherwise is nothing that the layer reads."""
+        if value is not None and name in ("stride", "padding", "dilation"):
+            value = triple(value, name, least=None if name == "padding" else 1)
+        super().__setattr__(name, value)
 
     def _bias(self) -> mx.array | None:
         return self.get("bias")
@@ -109,8 +116,9 @@ class NormalizedConv3d(SubmConv3d):
 
     def __call__(self, x: SparseTensor) -> SparseTensor:
         return ops.normalized_conv3d(
-            x, self.weight, self._bias(), dilation=self.dilation, padding=self.padding, groups=self.groups
-        )
+            x, self.weight, self._bias(), dilation=self.dilation, padding=self.padding, groups=self.groups,
+            taps=self._taps,
+        )  # fmt: skip
 
 
 class Conv3d(_Conv):

@@ -15,6 +15,8 @@ from .conv import NormalizedConv3d, _Conv
 from .layers import Linear, Sequential
 from .norm import BatchNorm
 
+_OURS = __name__.partition(".")[0] + "."
+
 
 def fold_batch_norm(conv: Module, norm: BatchNorm) -> Module:
     """A copy of a convolution or Linear layer that does ``norm(conv(x))`` as it is in evaluation.
@@ -59,6 +61,7 @@ def fold_batch_norms(model: Module, pairs: Sequence[tuple[str, str]] = (("conv",
 def _folds(layer: Any, norm: Any) -> bool:
     return (
         isinstance(layer, (_Conv, Linear))
+        and type(layer).__call__.__module__.startswith(_OURS)  # a class derived from it may do more
         and not isinstance(layer, NormalizedConv3d)  # its size, too, is made of the weight
         and isinstance(norm, BatchNorm)
         and norm.track_running_stats
@@ -88,5 +91,5 @@ def _fold(value: Any, pairs: tuple[tuple[str, str], ...]) -> Any:
 
 def _copy(module: Module) -> Module:
     copied = copy.copy(module)
-    copied._no_grad = set(module._no_grad)
+    copied._no_grad = copy.copy(module._no_grad)
     return copied

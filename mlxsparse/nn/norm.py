@@ -6,6 +6,7 @@ the result has the type of the features, and padding takes no part.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import mlx.core as mx
@@ -95,6 +96,23 @@ def _in_one_pass(
     return y if add is None else y.noting(add)
 
 
+_STATISTICS = ("running_mean", "running_var")
+
+
+class _Untrained(set[str]):
+    """What a module does not train. Running statistics stay, also where a parent is unfrozen, which calls no
+    method of its children.
+    """
+
+    def clear(self) -> None:
+        super().clear()
+        self.update(_STATISTICS)
+
+    def difference_update(self, *names: Iterable[Any]) -> None:
+        super().difference_update(*names)
+        self.update(_STATISTICS)
+
+
 class BatchNorm(Module):
     """Batch normalisation over the active rows of all batch items, per channel.
 
@@ -122,12 +140,7 @@ class BatchNorm(Module):
         if track_running_stats:
             self.running_mean = mx.zeros((num_features,))
             self.running_var = mx.ones((num_features,))
-            self.freeze(keys=["running_mean", "running_var"], recurse=False)
-
-    def unfreeze(self, *args: Any, **kwargs: Any) -> Module:
-        """As Module.unfreeze, but running statistics stay untrained."""
-        super().unfreeze(*args, **kwargs)
-        return self.freeze(keys=["running_mean", "running_var"], recurse=False)
+            self._no_grad = _Untrained(_STATISTICS)
 
     def __call__(self, x: SparseTensor) -> SparseTensor:
         return self._apply(x)

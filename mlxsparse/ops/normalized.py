@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from ..coords.geometry import TripleLike
 from ..tensor import SparseTensor
-from .conv import _check_weight, subm_conv3d
+from .conv import Taps, _check_weight, subm_conv3d
 
 
 def normalized_conv3d(
@@ -22,6 +22,7 @@ def normalized_conv3d(
     dilation: TripleLike = 1,
     padding: TripleLike | None = None,
     groups: int = 1,
+    taps: Taps | None = None,
 ) -> SparseTensor:
     """Submanifold convolution over the weight that met an active site, per output channel.
 
@@ -30,12 +31,12 @@ def normalized_conv3d(
     >= 0 the result is a weighted mean, whatever the neighbourhood. Geometry, shapes and errors are
     those of subm_conv3d; half types are computed in float32 and rounded once.
     """
-    _check_weight(x, w, bias, groups)
-    wide, taps = x.astype(mx.float32), w.astype(mx.float32)
-    total = subm_conv3d(wide, taps, dilation=dilation, padding=padding, groups=groups).feats
+    _check_weight(x, w, bias, groups, taps)
+    wide, weight = x.astype(mx.float32), w.astype(mx.float32)
+    total = subm_conv3d(wide, weight, dilation=dilation, padding=padding, groups=groups, taps=taps).feats
     # Activity is the same in every channel, so the group's channels add up beforehand.
     activity = x.replace(mx.ones((x.capacity, 1)))
-    sizes = mx.abs(taps).sum(axis=-1, keepdims=True)
-    size = subm_conv3d(activity, sizes, dilation=dilation, padding=padding).feats
+    sizes = mx.abs(weight).sum(axis=-1, keepdims=True)
+    size = subm_conv3d(activity, sizes, dilation=dilation, padding=padding, taps=taps).feats
     y = mx.where(size > 0, total / mx.where(size > 0, size, 1), 0)
     return x.replace((y if bias is None else y + bias.astype(mx.float32)).astype(x.dtype))

@@ -116,3 +116,23 @@ def test_errors():
         nn.fold_batch_norm(nn.ReLU(), nn.BatchNorm(6))
     with pytest.raises(MLXSparseError, match="NormalizedConv3d"):
         nn.fold_batch_norm(nn.NormalizedConv3d(4, 6), nn.BatchNorm(6))
+
+
+def test_a_layer_that_does_more_than_its_class_is_not_folded():
+    class Squared(ms.nn.SubmConv3d):
+        def __call__(self, x):
+            y = super().__call__(x)
+            return y.replace(y.feats * y.feats)
+
+    class Named(ms.nn.SubmConv3d):
+        pass
+
+    x = cloud()
+    more = ms.nn.Sequential(Squared(4, 6), trained(6)).eval()
+    folded = ms.nn.fold_batch_norms(more)
+    assert isinstance(folded.layers[1], ms.nn.BatchNorm)
+    assert mx.array_equal(folded(x).feats, more(x).feats)
+    with pytest.raises(MLXSparseError, match="Squared"):
+        ms.nn.fold_batch_norm(more.layers[0], more.layers[1])
+    named = ms.nn.fold_batch_norms(ms.nn.Sequential(Named(4, 6), trained(6)))
+    assert isinstance(named.layers[1], mlx.nn.Identity)

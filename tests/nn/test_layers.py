@@ -12,6 +12,7 @@ import mlxsparse as ms
 from mlxsparse.errors import DTypeError, ShapeError
 from mlxsparse.models import MinkUNet
 from mlxsparse.models.minkunet import ModelArgs
+from mlxsparse.testing.adapt import from_numpy
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -180,3 +181,43 @@ def test_minkunet_in_half_types(dtype):
     assert got.dtype == dtype
     off = np.abs(np.array(got.feats.astype(mx.float32)) - want).max()
     assert off <= (0.02 if dtype == mx.float16 else 0.1) * np.abs(want).max()
+
+
+@pytest.mark.parametrize("name", ["SubmConv3d", "NormalizedConv3d"])
+def test_geometry_set_after_construction_is_used(name):
+    x = from_numpy(np.array([[0, 0, 0, z] for z in range(6)], np.int32), np.arange(6.0)[:, None] + 1)
+    kind = getattr(ms.nn, name)
+    layer, wanted = kind(1, 1, 2), kind(1, 1, 2, padding=1, dilation=2)
+    layer.update(wanted.parameters())
+    layer.padding, layer.dilation = 1, 2
+    assert layer.padding == (1, 1, 1) and mx.array_equal(layer(x).feats, wanted(x).feats)
+    layer.padding = None
+    plain = kind(1, 1, 2, dilation=2)
+    plain.update(wanted.parameters())
+    assert mx.array_equal(layer(x).feats, plain(x).feats)
+    with pytest.raises(ShapeError, match="dilation"):
+        layer.dilation = 0
+
+
+def test_stride_set_after_construction_is_used():
+    x = from_numpy(np.array([[0, 0, 0, z] for z in range(6)], np.int32), np.arange(6.0)[:, None] + 1)
+    layer = ms.nn.Conv3d(1, 1, 2)
+    layer.stride, layer.padding, layer.dilation = 2, 0, 1
+    y = layer(x)
+    assert y.stride == (2, 2, 2) and y.num_active == 3
+    back = ms.nn.ConvTranspose3d(1, 1, 2)
+    back.stride = 2
+    assert back(y, out=x).stride == (1, 1, 1)
+
+
+def test_normalized_convolution_with_some_taps():
+    x = from_numpy(np.array([[0, 0, 0, z] for z in (0, 1, 2, 5)], np.int32), np.arange(4.0)[:, None] + 1)
+    layer = ms.nn.NormalizedConv3d(1, 1, 3)
+    kept = [4, 13, 14]
+    wanted = ms.nn.NormalizedConv3d(1, 1, 3)
+    mask = np.zeros((1, 27, 1), np.float32)
+    mask[:, kept] = 1
+    wanted.weight = layer.weight * mx.array(mask.reshape(layer.weight.shape))
+    wanted.bias = layer.bias
+    layer.keep_taps(kept)
+    assert np.allclose(np.array(layer(x).feats), np.array(wanted(x).feats), rtol=1e-6)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import mlx.core as mx
 import mlx.nn
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mlx.utils import tree_flatten
 
 import mlxsparse as ms
 from mlxsparse.backend import host
@@ -362,3 +365,16 @@ def test_norm_act_has_first_gradients_only():
         mx.grad(lambda feats: mx.grad(total)(feats).sum())(x.feats)
     with pytest.raises(TransformError, match="jvp"):
         mx.jvp(total, [x.feats], [mx.ones_like(x.feats)])
+
+
+def test_unfreezing_a_parent_leaves_running_statistics_untrained():
+    net = ms.nn.Sequential(ms.nn.SubmConv3d(4, 4), ms.nn.BatchNorm(4))
+    for made in (net, copy.deepcopy(net), ms.nn.fold_batch_norms(net)):
+        for again in (made.freeze, made.unfreeze, lambda made=made: made.unfreeze(keys="running_mean")):
+            again()
+        names = [name for name, _ in tree_flatten(made.trainable_parameters())]
+        assert names and not any("running" in name for name in names)
+    net.layers[1].freeze()
+    net.layers[1].unfreeze()
+    assert set(net.layers[1].trainable_parameters()) == {"weight", "bias"}
+    assert "running_mean" in net.layers[1].parameters()

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsparse import ops
-from mlxsparse.errors import MLXSparseError
+from mlxsparse.backend import executor
+from mlxsparse.errors import CapacityError, MLXSparseError
 from mlxsparse.testing import invariants, oracle
 from mlxsparse.testing.adapt import active_part, from_numpy, numpy_function, numpy_gradient
 from mlxsparse.testing.strategies import conv_geometries, features, permutations, sites
@@ -187,3 +188,18 @@ def test_no_rows():
         y = getattr(ops, pool)(x, 2)
         assert y.coords.shape == (0, 4) and y.feats.shape == (0, 3)
     assert np.array(ops.global_avg_pool(x)).tolist() == [[0.0] * 3] * 2
+
+
+def test_windows_too_large_for_lists_by_taps_say_so():
+    x = from_numpy(np.array([[0, 0, 0, 0], [0, 5000, 1, 3]], np.int32), np.ones((2, 1)), batch_size=1)
+    for size in (4096, 2**21):
+        if executor() == "kernel":
+            with pytest.raises(CapacityError, match="taps"):
+                ops.max_pool3d(x, size)
+            continue
+        y = ops.max_pool3d(x, size)
+        assert y.num_active == (2 if size == 4096 else 1)
+        with pytest.raises(CapacityError, match="taps"):
+            mx.grad(lambda f, size=size: ops.max_pool3d(x.replace(f), size).feats.sum())(x.feats)
+        with pytest.raises(CapacityError, match="taps"):
+            ops.upsample_nearest(y, size)
