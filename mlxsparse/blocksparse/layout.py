@@ -221,17 +221,17 @@ class BlockLayout:
     @property
     def row_ptr(self) -> np.ndarray:
         """(H * R + 1,): block row (h, r) has the packed blocks row_ptr[h * R + r] up to the next."""
-        return self.index.by_row.ptr
+        return _read_only(self.index.by_row.ptr)
 
     @property
     def col_ptr(self) -> np.ndarray:
         """(H * C + 1,): where each block column starts in `col_order`."""
-        return self.index.by_col.ptr
+        return _read_only(self.index.by_col.ptr)
 
     @property
     def col_order(self) -> np.ndarray:
         """(nnz,): packed blocks sorted by (head, column, row)."""
-        return self.index.by_col.block
+        return _read_only(self.index.by_col.block)
 
     def packed_shape(self, batch: int = 1) -> tuple[int, int, int, int]:
         """Shape of packed values: (Z, nnz, br, bc)."""
@@ -329,6 +329,12 @@ class BlockLayout:
             return new, np.full(new.nnz, -1, np.int32)
         at = np.minimum(np.searchsorted(self._key, new._key), self.nnz - 1)
         return new, np.where(self._key[at] == new._key, at, -1).astype(np.int32)
+
+
+def _read_only(a: np.ndarray) -> np.ndarray:
+    view = a.view()
+    view.flags.writeable = False
+    return view
 
 
 def _restore(grid: Any, block: Any, shape: Any, key: np.ndarray) -> BlockLayout:

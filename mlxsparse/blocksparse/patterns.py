@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import MLXSparseError, ShapeError
-from .check import whole_number
+from .check import whole_number, whole_numbers
 from .layout import BlockLayout
 
 Pairs = tuple[np.ndarray, np.ndarray]  # rows and columns, in blocks
@@ -164,6 +164,12 @@ class _Global(Pattern):
     global_block_indices: tuple[int, ...] = (0,)
     global_block_end_indices: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("global_block_indices", "global_block_end_indices"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, whole_numbers(name, getattr(self, name), -(2**31)))
+
     def _global_blocks(self) -> np.ndarray:
         ends = self.global_block_end_indices
         if ends is None:
@@ -194,10 +200,15 @@ class Variable(_Global):
     def _counts(self) -> dict[str, int]:
         return {"num_random_blocks": 0}
 
-    def _pairs(self, n: int, head: int) -> Iterator[Pairs]:
-        sizes = [whole_number("local_window_blocks", s, 1) for s in self.local_window_blocks]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes = whole_numbers("local_window_blocks", self.local_window_blocks, 1)
         if not sizes:
             raise ShapeError("local_window_blocks is empty, wanted at least one size")
+        object.__setattr__(self, "local_window_blocks", sizes)
+
+    def _pairs(self, n: int, head: int) -> Iterator[Pairs]:
+        sizes = list(self.local_window_blocks)
         covered = sum(sizes[:-1])
         sizes = sizes[:-1] + [sizes[-1]] * max(1, -(-(n - covered) // sizes[-1]))
         ends = np.minimum(np.cumsum(sizes), n)

@@ -68,7 +68,7 @@ class VoxelLayout:
                 raise ShapeError(
                     f"region {name!r} has shape {member.shape}, wanted ({len(self.coords)},), one per voxel"
                 )
-            return None, member
+            return None, member.copy()  # the caller may change its own
         spec = region if isinstance(region, RegionSpec) else RegionSpec(as_rect(f"region {name!r}", region))
         rect: Rect = spec.bounds
         if rect.ndim not in (3, 4):

@@ -40,6 +40,8 @@ class Taps:
     index: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        for name in ("kernel_size", "index"):  # a list could be changed after the check
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         volume = self.kernel_size[0] * self.kernel_size[1] * self.kernel_size[2]
         bounded = (-1, *self.index, volume)
         if any(a >= b for a, b in zip(bounded, bounded[1:])):

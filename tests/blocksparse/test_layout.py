@@ -197,6 +197,13 @@ def test_tensor_goes_through_mlx():
 MASK = np.ones((2, 2), bool)
 
 
+def test_arrays_of_a_layout_are_read_only():
+    layout = BlockLayout(MASK, 2)
+    for name in ("heads", "rows", "cols", "row_ptr", "col_ptr", "col_order"):
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(layout, name)[:] = 0
+
+
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [

@@ -120,6 +120,18 @@ def test_random_blocks(kind, direction):
         assert (many.cols <= many.rows).all()
 
 
+def test_lists_that_change_later_do_not_change_a_pattern():
+    first, last, windows = [0], [2], [1, 2]
+    pattern = Variable(
+        1, 4, global_block_indices=first, global_block_end_indices=last, local_window_blocks=windows
+    )
+    wanted = pattern(30)
+    first[0], last[0], windows[0] = 3, 5, 4
+    assert pattern(30) == wanted and hash(pattern) == hash(
+        Variable(1, 4, "bidirectional", (0,), (2,), 0, (1, 2))
+    )
+
+
 def test_long_patterns_make_no_square():
     layout = LocalWindow(1, 64)(1 << 22)
     assert layout.grid == (1, 65536, 65536) and layout.nnz == 3 * 65536 - 2

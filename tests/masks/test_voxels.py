@@ -288,6 +288,13 @@ def test_cache_lives_with_the_key():
     assert len(voxels._compiled) == before - 1
 
 
+def test_a_region_keeps_its_own_copy_of_a_bool_array():
+    member = np.ones(400, bool)
+    layout = VoxelLayout(cloud(), {"all": member})
+    member[:] = False
+    assert np.array_equal(layout.region_rows("all"), np.arange(400))
+
+
 def test_memory_is_linear():
     """Positions and stored pairs per voxel do not grow with the number of voxels."""
     per_voxel = []

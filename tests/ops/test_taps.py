@@ -91,3 +91,10 @@ def test_taps_that_do_not_fit_are_refused():
     layer.keep_taps([1, 2])
     with pytest.raises(ShapeError, match="not all among"):
         layer.keep_taps([3])
+
+
+def test_a_list_of_taps_that_changes_later_changes_nothing():
+    size, index = [3, 1, 1], [0, 2]
+    taps = ops.Taps(size, index)
+    size[0], index[0] = 1, 7
+    assert taps == ops.Taps((3, 1, 1), (0, 2)) and hash(taps) == hash(ops.Taps((3, 1, 1), (0, 2)))
