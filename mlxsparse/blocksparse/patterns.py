@@ -124,7 +124,9 @@ class Fixed(Pattern):
     """Windows of `num_local_blocks`, and the last blocks of each window seen by all (Child et al., 2019).
 
     num_global_blocks: how many of a window's blocks all rows see. num_different_global_patterns: heads take
-    turns in which ones, from the window's end backwards. horizontal_global_attention: they see all, too.
+    turns in which ones, from the window's end backwards. In a last window that is short they are moved back
+    as far as needed; one that has no more than num_global_blocks is seen whole. horizontal_global_attention:
+    they see all, too.
     """
 
     num_local_blocks: int = 4
@@ -149,9 +151,10 @@ class Fixed(Pattern):
         turn = head % self.num_different_global_patterns
         first = self.num_local_blocks - (turn + 1) * self.num_global_blocks
         seen = (starts[:, None] + first + np.arange(self.num_global_blocks)).reshape(-1)
-        # The last window may be short; its global blocks are then its last ones.
-        if len(starts) and n % self.num_local_blocks:
-            seen = np.append(seen[seen < n], n - 1)
+        if len(starts) and n % self.num_local_blocks:  # the last window is short
+            start, last = int(starts[-1]), seen[-self.num_global_blocks :]
+            moved = last - max(0, int(last[-1]) + 1 - n)
+            seen = np.append(seen[: -self.num_global_blocks], moved[moved >= start])
         yield _columns(n, seen)
         if self.horizontal_global_attention:
             yield seen[:, None], np.arange(n)[None]
