@@ -166,6 +166,19 @@ def test_cross_attention_and_other_layouts():
     assert all(float(mx.abs(g).max()) > 0 for g in gradients.values())
 
 
+@pytest.mark.parametrize("shape", [(2, 0, 4), (0, 4, 4), (0, 0, 4)])
+def test_inputs_without_elements(shape):
+    """MLX refuses reshape(.., -1) there, with a message about itself."""
+    z, n, _ = shape
+    layout = BlockLayout(np.ones((n // 2, n // 2), bool), 2)
+    layer, x = SparseMultiheadAttention(4, 2, layout), mx.zeros(shape)
+    assert layer(x).shape == shape
+    assert mx.grad(lambda x: layer(x).sum())(x).shape == shape
+    assert BlockSparseLinear(4, 6, 2, np.ones((2, 3), bool))(x).shape == (z, n, 6)
+    with pytest.raises(ShapeError, match="layout has shape"):
+        layer(mx.zeros((z, n + 2, 4)))
+
+
 LAYOUT = np.ones((2, 2), bool)
 POINTWISE = nn.BlockSparseConv3d(8, 8, 1, 4, LAYOUT.reshape(2, 1, 1, 1, 2))
 
