@@ -146,7 +146,9 @@ def mask_to_index_pairs(
     over space and holding all time steps; the keys are those of the target region in the same box of space.
     A tile without any: fallback="full" gives it the whole target, "drop" leaves it out, "error" raises.
     "sparse" gives one pair without a mask, one per box of `rect_cover` for a mask of the source region's
-    shape, and one per distinct row for a matrix source x target; rows without a key are left out.
+    shape, and one per distinct row for a matrix source x target; rows without a key are left out. A query
+    that is left out is none of this connection's: write_mode="replace" lets it keep its earlier keys
+    (VoxelLayout.compile takes them away).
     """
     check_fallback(fallback)
     source, target = layout.bounds(src), layout.bounds(dst)
