@@ -22,7 +22,9 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
 
     `function` takes arrays and sparse tensors, in lists, tuples or dicts. A module's trainable
     parameters get gradients too (as with mlx.nn.utils.checkpoint); arrays that a plain function
-    closes over do not.
+    closes over do not. As there, the function runs twice: what it changes it changes twice (running
+    statistics of a BatchNorm in training), and what it draws it draws anew (a Dropout's mask, so that
+    value and gradient differ).
     """
     module = function if isinstance(function, mlx.nn.Module) else None
 

@@ -11,7 +11,7 @@ from ..engine import block_attention
 from ..engine.block_softmax import Added
 from ..errors import DTypeError, MLXSparseError, ShapeError
 from .check import check_float, check_same_dtype, check_shape
-from .layout import BlockLayout
+from .layout import BlockLayout, check_layout
 from .matmul import Sparse
 from .softmax import check_bias, masked_addend
 
@@ -54,8 +54,7 @@ def block_sparse_attention(
         check_shape("v", v, (z, key_heads, n, None), f" to fit k {tuple(k.shape)}")
     if key_heads == 0 or heads % key_heads:
         raise ShapeError(f"q has {heads} heads, k has {key_heads}; wanted a divisor of {heads}")
-    if not isinstance(layout, BlockLayout):
-        raise DTypeError(f"layout is a {type(layout).__name__}, wanted a BlockLayout")
+    check_layout(layout)
     if layout.shape != (m, n):
         raise ShapeError(f"layout has shape {layout.shape}, wanted ({m}, {n}) to fit q and k")
     if layout.num_heads not in (1, heads):

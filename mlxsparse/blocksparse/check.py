@@ -25,6 +25,15 @@ def whole_number(name: str, value: Any, least: int = 0) -> int:
     return number
 
 
+def whole_numbers(name: str, values: Any, least: int = 0) -> tuple[int, ...]:
+    """A sequence of integers as a tuple, which nobody changes later."""
+    try:
+        items = tuple(values)
+    except TypeError:
+        raise DTypeError(f"{name} must be a sequence of integers, got {values!r}") from None
+    return tuple(whole_number(name, v, least) for v in items)
+
+
 def block_pair(block: int | Sequence[int]) -> tuple[int, int]:
     """(rows, columns) of a block."""
     sides = tuple(block) if isinstance(block, (tuple, list)) else (block, block)
@@ -42,15 +51,16 @@ def as_mask(name: str, mask: Any) -> np.ndarray:
 
 
 def as_layout_mask(layout: Any) -> np.ndarray:
-    """A boolean mask, or one of 0 and 1, as bool."""
+    """A boolean mask, or one of 0 and 1, as bool: a read-only copy, so that nobody changes it later."""
     array = np.asarray(layout)
-    if array.dtype == bool:
-        return array
-    if array.dtype.kind not in "iu":
-        raise DTypeError(f"layout is {array.dtype}, wanted bool, or integers 0 and 1")
-    if array.size and not np.isin(array, (0, 1)).all():
-        raise MLXSparseError("layout holds other integers than 0 and 1")
-    return array.astype(bool)
+    if array.dtype != bool:
+        if array.dtype.kind not in "iu":
+            raise DTypeError(f"layout is {array.dtype}, wanted bool, or integers 0 and 1")
+        if array.size and not np.isin(array, (0, 1)).all():
+            raise MLXSparseError("layout holds other integers than 0 and 1")
+    made = np.array(array, bool)
+    made.flags.writeable = False
+    return made
 
 
 def check_float(name: str, a: Any) -> mx.array:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..engine.block_index import BlockIndex
 from ..errors import CoordinateRangeError, DTypeError, MLXSparseError, ShapeError
-from .check import as_mask, block_pair, whole_number
+from .check import as_mask, block_pair, whole_number, whole_numbers
 
 MAX_BLOCKS = 2**31 - 1
 
@@ -53,9 +53,7 @@ class BlockLayout:
     ) -> None:
         """`heads`, `rows`, `cols` are sorted and distinct."""
         h, r, c = (int(v) for v in grid)
-        size = (
-            (r * block[0], c * block[1]) if shape is None else tuple(whole_number("shape", v) for v in shape)
-        )
+        size = (r * block[0], c * block[1]) if shape is None else whole_numbers("shape", shape)
         if len(size) != 2 or any(-(-s // b) != n for s, b, n in zip(size, block, (r, c))):
             raise ShapeError(
                 f"shape {size} with blocks of {block} takes {tuple(-(-s // b) for s, b in zip(size, block))} "
@@ -221,17 +219,17 @@ class BlockLayout:
     @property
     def row_ptr(self) -> np.ndarray:
         """(H * R + 1,): block row (h, r) has the packed blocks row_ptr[h * R + r] up to the next."""
-        return self.index.by_row.ptr
+        return _read_only(self.index.by_row.ptr)
 
     @property
     def col_ptr(self) -> np.ndarray:
         """(H * C + 1,): where each block column starts in `col_order`."""
-        return self.index.by_col.ptr
+        return _read_only(self.index.by_col.ptr)
 
     @property
     def col_order(self) -> np.ndarray:
         """(nnz,): packed blocks sorted by (head, column, row)."""
-        return self.index.by_col.block
+        return _read_only(self.index.by_col.block)
 
     def packed_shape(self, batch: int = 1) -> tuple[int, int, int, int]:
         """Shape of packed values: (Z, nnz, br, bc)."""
@@ -331,6 +329,18 @@ class BlockLayout:
         return new, np.where(self._key[at] == new._key, at, -1).astype(np.int32)
 
 
+def check_layout(layout: Any) -> BlockLayout:
+    if not isinstance(layout, BlockLayout):
+        raise DTypeError(f"layout is a {type(layout).__name__}, wanted a BlockLayout")
+    return layout
+
+
+def _read_only(a: np.ndarray) -> np.ndarray:
+    view = a.view()
+    view.flags.writeable = False
+    return view
+
+
 def _restore(grid: Any, block: Any, shape: Any, key: np.ndarray) -> BlockLayout:
     return BlockLayout._of(grid, block, shape, key)
 
@@ -338,7 +348,10 @@ def _restore(grid: Any, block: Any, shape: Any, key: np.ndarray) -> BlockLayout:
 def _grid(
     shape: Sequence[int], block: tuple[int, int], heads: int
 ) -> tuple[tuple[int, int], tuple[int, int, int]]:
-    m, n = (whole_number("shape", v) for v in shape)
+    size = whole_numbers("shape", shape)
+    if len(size) != 2:
+        raise ShapeError(f"shape must be (M, N), got {size}")
+    m, n = size
     return (m, n), (whole_number("heads", heads), -(-m // block[0]), -(-n // block[1]))
 
 

@@ -9,8 +9,8 @@ import mlx.core as mx
 
 from ..engine import block_matmul
 from ..errors import MLXSparseError, ShapeError
-from .check import as_layout_mask, block_pair, check_float, check_path, check_same_dtype
-from .layout import BlockLayout
+from .check import as_layout_mask, block_pair, check_float, check_path, check_same_dtype, whole_numbers
+from .layout import BlockLayout, check_layout
 from .tensor import BlockSparseTensor, check_values
 
 MODES = ("sdd", "dsd", "dds")
@@ -34,6 +34,7 @@ def sdd(
     Raises ShapeError and DTypeError.
     """
     check_path(path)
+    check_layout(layout)
     if (found := _known("sdd", a, b, layout, trans_a, trans_b, path)) is not None:
         return found
     _check_dense("a", a, layout)
@@ -156,7 +157,7 @@ def as_layout(
     if isinstance(layout, BlockLayout):
         if block is not None and block_pair(block) != layout.block:
             raise ShapeError(f"block={block} does not fit {layout}")
-        if shape is not None and tuple(shape) != layout.shape:
+        if shape is not None and whole_numbers("shape", shape) != layout.shape:
             raise ShapeError(f"shape={tuple(shape)} does not fit {layout}")
         return layout
     if block is None:
@@ -180,7 +181,7 @@ def _sparse(name: str, s: Sparse, layout: BlockLayout | None) -> tuple[mx.array,
         return s.values, s.layout
     if layout is None:
         raise ShapeError(f"{name} is packed values: pass their layout, or a BlockSparseTensor")
-    return check_float(name, s), layout
+    return check_float(name, s), check_layout(layout)
 
 
 def _check_dense(name: str, a: mx.array, layout: BlockLayout) -> None:

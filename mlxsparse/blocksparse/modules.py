@@ -63,7 +63,7 @@ class BlockSparseLinear(Module):
         check_float("x", x)
         if x.ndim < 1 or x.shape[-1] != self._layout.shape[0]:
             raise ShapeError(f"x has shape {tuple(x.shape)}, wanted (..., {self._layout.shape[0]})")
-        flat = x.reshape(1, 1, -1, x.shape[-1])
+        flat = x.reshape(1, 1, math.prod(x.shape[:-1]), x.shape[-1])
         y = dds(flat, self.weight[None].astype(x.dtype), self._layout)
         y = y.reshape(*x.shape[:-1], self._layout.shape[1])
         return y + self.bias.astype(x.dtype) if "bias" in self else y
@@ -135,8 +135,9 @@ class SparseMultiheadAttention(Module):
         if x.ndim != 3 or x.shape[2] != weight.shape[1]:
             raise ShapeError(f"input has shape {tuple(x.shape)}, wanted (Z, tokens, {weight.shape[1]})")
         z, n, _ = x.shape
-        y = linear(x.reshape(z * n, -1), weight, bias, z * n)
-        return y.reshape(z, n, -1)
+        # Sizes are named, not -1, which MLX refuses for arrays without elements.
+        y = linear(x.reshape(z * n, weight.shape[1]), weight, bias, z * n)
+        return y.reshape(z, n, weight.shape[0])
 
     def __call__(
         self,
@@ -154,7 +155,7 @@ class SparseMultiheadAttention(Module):
 
         def heads(name: str, x: mx.array, count: int) -> mx.array:
             y = self._project(name, x)
-            return y.reshape(*y.shape[:2], count, -1).swapaxes(1, 2)
+            return y.reshape(*y.shape[:2], count, y.shape[2] // count).swapaxes(1, 2)
 
         q = heads("q", query, self.num_heads)
         k, v = heads("k", key, self.num_key_heads), heads("v", value, self.num_key_heads)
@@ -168,7 +169,7 @@ class SparseMultiheadAttention(Module):
             segments=segments,
             causal=self.causal,
         )
-        return self._project("out", y.swapaxes(1, 2).reshape(*query.shape[:2], -1))
+        return self._project("out", y.swapaxes(1, 2).reshape(query.shape))
 
     def _extra_repr(self) -> str:
         return f"{self.out_weight.shape[0]}, num_heads={self.num_heads}, {self._layout}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import MLXSparseError, ShapeError
-from .check import whole_number
+from .check import whole_number, whole_numbers
 from .layout import BlockLayout
 
 Pairs = tuple[np.ndarray, np.ndarray]  # rows and columns, in blocks
@@ -124,7 +124,9 @@ class Fixed(Pattern):
     """Windows of `num_local_blocks`, and the last blocks of each window seen by all (Child et al., 2019).
 
     num_global_blocks: how many of a window's blocks all rows see. num_different_global_patterns: heads take
-    turns in which ones, from the window's end backwards. horizontal_global_attention: they see all, too.
+    turns in which ones, from the window's end backwards. In a last window that is short they are moved back
+    as far as needed; one that has no more than num_global_blocks is seen whole. horizontal_global_attention:
+    they see all, too.
     """
 
     num_local_blocks: int = 4
@@ -149,9 +151,10 @@ class Fixed(Pattern):
         turn = head % self.num_different_global_patterns
         first = self.num_local_blocks - (turn + 1) * self.num_global_blocks
         seen = (starts[:, None] + first + np.arange(self.num_global_blocks)).reshape(-1)
-        # The last window may be short; its global blocks are then its last ones.
-        if len(starts) and n % self.num_local_blocks:
-            seen = np.append(seen[seen < n], n - 1)
+        if len(starts) and n % self.num_local_blocks:  # the last window is short
+            start, last = int(starts[-1]), seen[-self.num_global_blocks :]
+            moved = last - max(0, int(last[-1]) + 1 - n)
+            seen = np.append(seen[: -self.num_global_blocks], moved[moved >= start])
         yield _columns(n, seen)
         if self.horizontal_global_attention:
             yield seen[:, None], np.arange(n)[None]
@@ -163,6 +166,12 @@ class _Global(Pattern):
 
     global_block_indices: tuple[int, ...] = (0,)
     global_block_end_indices: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("global_block_indices", "global_block_end_indices"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, whole_numbers(name, getattr(self, name), -(2**31)))
 
     def _global_blocks(self) -> np.ndarray:
         ends = self.global_block_end_indices
@@ -194,10 +203,15 @@ class Variable(_Global):
     def _counts(self) -> dict[str, int]:
         return {"num_random_blocks": 0}
 
-    def _pairs(self, n: int, head: int) -> Iterator[Pairs]:
-        sizes = [whole_number("local_window_blocks", s, 1) for s in self.local_window_blocks]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes = whole_numbers("local_window_blocks", self.local_window_blocks, 1)
         if not sizes:
             raise ShapeError("local_window_blocks is empty, wanted at least one size")
+        object.__setattr__(self, "local_window_blocks", sizes)
+
+    def _pairs(self, n: int, head: int) -> Iterator[Pairs]:
+        sizes = list(self.local_window_blocks)
         covered = sum(sizes[:-1])
         sizes = sizes[:-1] + [sizes[-1]] * max(1, -(-(n - covered) // sizes[-1]))
         ends = np.minimum(np.cumsum(sizes), n)

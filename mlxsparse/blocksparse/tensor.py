@@ -12,7 +12,7 @@ from ..engine import block_matmul
 from ..engine.rows import take_rows
 from ..errors import IdentityError
 from .check import check_float, check_shape
-from .layout import BlockLayout
+from .layout import BlockLayout, check_layout
 
 _layouts: weakref.WeakValueDictionary[str, BlockLayout] = weakref.WeakValueDictionary()
 
@@ -20,6 +20,7 @@ _layouts: weakref.WeakValueDictionary[str, BlockLayout] = weakref.WeakValueDicti
 def pack(x: mx.array, layout: BlockLayout) -> mx.array:
     """The layout's blocks of x: (Z, H, M, N) -> (Z, nnz, br, bc), 0 outside the matrix. Differentiable."""
     check_float("x", x)
+    check_layout(layout)
     check_shape("x", x, (None, layout.num_heads, *layout.shape), f" to fit {layout}")
     return block_matmul.pack(x, layout.index)
 
@@ -45,6 +46,7 @@ def carry(values: mx.array, gather_idx: np.ndarray, fill: float = 0.0) -> mx.arr
 
 def check_values(name: str, values: mx.array, layout: BlockLayout, batch: int | None = None) -> None:
     check_float(name, values)
+    check_layout(layout)
     if values.shape[1:] != (layout.nnz, *layout.block) or batch not in (None, values.shape[0]):
         check_shape(name, values, (batch, layout.nnz, *layout.block), f" (Z, nnz, br, bc) to fit {layout}")
 

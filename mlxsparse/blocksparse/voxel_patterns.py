@@ -17,7 +17,7 @@ import numpy as np
 from ..engine.index import LIMIT, build_index, lookup
 from ..engine.sorting import columns_of, group
 from ..errors import CoordinateRangeError, DTypeError, DuplicateCoordinatesError, ShapeError
-from .check import whole_number
+from .check import whole_number, whole_numbers
 from .layout import BlockLayout
 
 
@@ -33,7 +33,8 @@ def _rows(coords: Any) -> np.ndarray:
 
 
 def _three(name: str, value: Any, least: int | None) -> tuple[int, int, int]:
-    sides = (value,) * 3 if isinstance(value, (int, np.integer)) else tuple(value)
+    single = isinstance(value, (int, np.integer))
+    sides = (value,) * 3 if single else whole_numbers(name, value, -(2**62))
     if len(sides) != 3:
         raise ShapeError(f"{name} must be an int or three ints (x, y, z), got {value!r}")
     if least is None:

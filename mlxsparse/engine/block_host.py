@@ -65,13 +65,13 @@ def pick(matrix: np.ndarray, other: np.ndarray, size: int) -> np.ndarray:
     width = matrix.shape[1]
     if matrix.flags.c_contiguous:
         out = scratch((n, size, width), np.float32)
-        matrix.reshape(-1, size, width).take(other, axis=0, out=out, mode="clip")
+        matrix.reshape(len(matrix) // size, size, width).take(other, axis=0, out=out, mode="clip")
         return out.reshape(n * size, width)
     turned = matrix.T
     if not turned.flags.c_contiguous:
         turned = np.ascontiguousarray(turned)
     out = scratch((width, n, size), np.float32)
-    turned.reshape(width, -1, size).take(other, axis=1, out=out, mode="clip")
+    turned.reshape(width, len(matrix) // size, size).take(other, axis=1, out=out, mode="clip")
     return out.reshape(width, n * size).T
 
 

@@ -20,8 +20,12 @@ from ..errors import ShapeError
 
 def kernel_axes(kernel_size: int | Sequence[int]) -> tuple[int, int, int]:
     """`kernel_size` as (Kx, Ky, Kz). An int means a cube; ShapeError unless one to three positive sizes."""
-    sizes = (kernel_size,) * 3 if isinstance(kernel_size, (int, np.integer)) else tuple(kernel_size)
-    if not 1 <= len(sizes) <= 3 or any(int(n) != n or n < 1 for n in sizes):
+    try:
+        sizes = (kernel_size,) * 3 if isinstance(kernel_size, (int, np.integer)) else tuple(kernel_size)
+        fits = 1 <= len(sizes) <= 3 and all(int(n) == n and n >= 1 for n in sizes)
+    except (TypeError, ValueError, OverflowError):  # no sequence, no numbers, NaN, infinity
+        fits = False
+    if not fits:
         raise ShapeError(f"kernel_size is {kernel_size!r}; an int or one to three ints from 1 are needed")
     x, y, z = (*map(int, sizes), 1, 1)[:3]
     return x, y, z

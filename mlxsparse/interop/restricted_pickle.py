@@ -14,7 +14,6 @@ from typing import Any
 
 from ..errors import CheckpointError
 
-_MARK = object()
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple,
                                         "EMPTY_SET": set}
@@ -31,13 +30,15 @@ def run_pickle(data: bytes, symbols: Mapping[str, Any], persistent: Callable[[An
     persistent: turns a persistent id into an object. call: gives the result of calling a symbol.
     Dict keys and set members must be scalars or flat tuples of them. Raises CheckpointError.
     """
-    stack: list[Any] = []
+    stacks: list[list[Any]] = [[]]  # a mark starts another: so it is no value that could be taken for one
     memo: dict[int, Any] = {}
     try:
         for opcode, argument, _ in pickletools.genops(data):
             if opcode.name == "STOP":
-                return stack.pop()
-            _step(opcode.name, argument, stack, memo, symbols, persistent, call)
+                if len(stacks) > 1:
+                    raise CheckpointError("the pickle is damaged: it stops within a container")
+                return stacks[0].pop()
+            _step(opcode.name, argument, stacks, memo, symbols, persistent, call)
     except CheckpointError:
         raise
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError,
@@ -46,9 +47,10 @@ def run_pickle(data: bytes, symbols: Mapping[str, Any], persistent: Callable[[An
     raise CheckpointError("the pickle ends without STOP")
 
 
-def _step(name: str, argument: Any, stack: list[Any], memo: dict[int, Any], symbols: Mapping[str, Any],
+def _step(name: str, argument: Any, stacks: list[list[Any]], memo: dict[int, Any], symbols: Mapping[str, Any],
           persistent: Callable[[Any], Any], call: Callable[[Any, tuple[Any, ...]], Any]) -> None:
     """Carry out one instruction."""
+    stack = stacks[-1]
     if name in _LITERALS:
         stack.append(argument)
     elif name in _CONSTANTS:
@@ -62,37 +64,41 @@ def _step(name: str, argument: Any, stack: list[Any], memo: dict[int, Any], symb
     elif name in ("BINGET", "LONG_BINGET", "GET"):
         stack.append(memo[argument])
     elif name == "MARK":
-        stack.append(_MARK)
+        stacks.append([])
     elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
         items = [stack.pop() for _ in range(int(name[-1]))]
         stack.append(tuple(reversed(items)))
     elif name == "TUPLE":
-        stack.append(tuple(_since_mark(stack)))
+        items = _since_mark(stacks)
+        stacks[-1].append(tuple(items))
     elif name == "LIST":
-        stack.append(_since_mark(stack))
+        items = _since_mark(stacks)
+        stacks[-1].append(items)
     elif name == "DICT":
-        stack.append(_fill({}, _pairs(_since_mark(stack))))
+        made = _fill({}, _pairs(_since_mark(stacks)))
+        stacks[-1].append(made)
     elif name == "FROZENSET":
-        stack.append(frozenset(map(_key, _since_mark(stack))))
+        members = frozenset(map(plain_key, _since_mark(stacks)))
+        stacks[-1].append(members)
     elif name == "APPEND":
         value = stack.pop()
         _top(stack, list).append(value)
     elif name == "APPENDS":
-        values = _since_mark(stack)
-        _top(stack, list).extend(values)
+        values = _since_mark(stacks)
+        _top(stacks[-1], list).extend(values)
     elif name == "SETITEM":
         value, key = stack.pop(), stack.pop()
         _fill(_top(stack, dict), [(key, value)])
     elif name == "SETITEMS":
-        values = _since_mark(stack)
-        _fill(_top(stack, dict), _pairs(values))
+        values = _since_mark(stacks)
+        _fill(_top(stacks[-1], dict), _pairs(values))
     elif name == "ADDITEMS":
-        values = _since_mark(stack)
-        _top(stack, set).update(map(_key, values))
+        values = _since_mark(stacks)
+        _top(stacks[-1], set).update(map(plain_key, values))
     elif name == "POP":
         stack.pop()
     elif name == "POP_MARK":
-        _since_mark(stack)
+        _since_mark(stacks)
     elif name == "DUP":
         stack.append(stack[-1])
     elif name == "GLOBAL":
@@ -125,14 +131,11 @@ def _symbol(symbols: Mapping[str, Any], module: Any, name: Any) -> Any:
     return symbols[f"{module}.{name}"]
 
 
-def _since_mark(stack: list[Any]) -> list[Any]:
+def _since_mark(stacks: list[list[Any]]) -> list[Any]:
     """Take everything above the last mark, and the mark, off the stack."""
-    for place in range(len(stack) - 1, -1, -1):
-        if stack[place] is _MARK:
-            items = stack[place + 1 :]
-            del stack[place:]
-            return items
-    raise CheckpointError("the pickle is damaged: a mark is missing")
+    if len(stacks) == 1:
+        raise CheckpointError("the pickle is damaged: a mark is missing")
+    return stacks.pop()
 
 
 def _pairs(items: list[Any]) -> list[tuple[Any, Any]]:
@@ -150,11 +153,12 @@ def _top(stack: list[Any], kind: type) -> Any:
 
 def _fill(target: dict[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
     for key, value in pairs:
-        target[_key(key)] = value
+        target[plain_key(key)] = value
     return target
 
 
-def _key(value: Any) -> Any:
+def plain_key(value: Any) -> Any:
+    """`value`, which is to be hashed; CheckpointError for others than scalars and flat tuples of them."""
     # Hashing nested tuples that share parts takes time exponential in their depth, so nesting is refused.
     if all(isinstance(part, _SCALARS) for part in (value if isinstance(value, tuple) else (value,))):
         return value

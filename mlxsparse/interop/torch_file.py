@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError
-from .restricted_pickle import run_pickle
+from .restricted_pickle import plain_key, run_pickle
 
 # Element types by torch's names. bfloat16 is read as its 16 bits and widened; NumPy has no such type.
 _ELEMENTS = {"Double": "f8", "Float": "f4", "Half": "f2", "BFloat16": "bf16", "Bool": "b1",
@@ -49,6 +49,10 @@ class _Storage:
 
 _SYMBOLS: dict[str, _Symbol] = {
     "collections.OrderedDict": _Symbol("ordered_dict"),
+    # How protocol 2, the one that torch.save takes, writes sets and bytes.
+    **{f"{module}.{name}": _Symbol(name) for module in ("__builtin__", "builtins")
+       for name in ("set", "frozenset", "bytes")},
+    "_codecs.encode": _Symbol("encode"),
     "torch.Size": _Symbol("size"),
     "torch._utils._rebuild_tensor_v2": _Symbol("tensor_v2"),
     "torch._utils._rebuild_tensor_v3": _Symbol("tensor_v3"),
@@ -62,11 +66,13 @@ _SYMBOLS: dict[str, _Symbol] = {
 def load_torch_file(path: str | os.PathLike[str]) -> Any:
     """The object that torch.save wrote to `path`, tensors as NumPy arrays.
 
-    Containers come back as dict, OrderedDict, list, tuple, set; parameters as plain arrays; bfloat16 tensors
-    as float32 (exact); torch.Size as tuple. Arrays are read-only views: tensors that shared a storage share
-    it here, strides and offsets are the file's. Copy before writing.
+    Containers come back as dict, OrderedDict, list, tuple, set, frozenset; numbers, text and bytes as they
+    are; parameters as plain arrays; bfloat16 tensors as float32 (exact); torch.Size as tuple. Arrays are
+    read-only views: tensors that shared a storage share it here, strides and offsets are the file's. Copy
+    before writing.
     Raises CheckpointError for a file that is missing, no zip archive (torch before 1.6, tar), truncated or
-    inconsistent, and for a pickle that names anything but plain tensors and containers; the message says it.
+    inconsistent, and for a pickle that names or holds anything but these (a dtype or a bare storage, too);
+    the message says it.
     """
     path = os.fspath(path)
     try:
@@ -106,7 +112,7 @@ class _Archive:
         self.storages: dict[tuple[str, str], np.ndarray] = {}
 
     def load(self) -> Any:
-        return run_pickle(self.read("data.pkl"), _SYMBOLS, self.persistent, self.call)
+        return _checked(run_pickle(self.read("data.pkl"), _SYMBOLS, self.persistent, self.call))
 
     def read(self, name: str) -> bytes:
         try:
@@ -141,6 +147,12 @@ class _Archive:
             return OrderedDict()
         if kind == "size" and len(arguments) == 1 and _is_shape(arguments[0]):
             return arguments[0]
+        if kind in ("set", "frozenset") and len(arguments) == 1 and isinstance(arguments[0], list):
+            return (set if kind == "set" else frozenset)(map(plain_key, arguments[0]))
+        if kind == "bytes" and not arguments:
+            return b""
+        if kind == "encode" and list(map(type, arguments)) == [str, str] and arguments[1] == "latin1":
+            return arguments[0].encode("latin1")
         if kind == "parameter" and len(arguments) == 3 and isinstance(arguments[0], np.ndarray):
             return arguments[0]
         # torch keeps conjugation and negation lazily in a last argument; the bytes alone would be wrong.
@@ -200,6 +212,24 @@ class _Archive:
         values.flags.writeable = False
         self.storages[storage.key, element] = values
         return values
+
+
+def _checked(content: Any) -> Any:
+    """`content`; CheckpointError where it holds what only the pickle's instructions use."""
+    waiting, seen = [content], {id(content)}  # parts may be shared, and hold themselves
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, (_Symbol, _Storage)):
+            kind = value.kind if isinstance(value, _Symbol) else "storage"
+            raise CheckpointError(f"the pickle holds a bare {kind}, which is refused: only tensors and plain "
+                                  "containers are loaded")
+        parts: Any = value.values() if isinstance(value, dict) else value
+        # Keys and members of sets are scalars and flat tuples of them.
+        for part in parts if isinstance(value, (dict, list, tuple)) else ():
+            if isinstance(part, (list, tuple, dict, _Symbol, _Storage)) and id(part) not in seen:
+                seen.add(id(part))
+                waiting.append(part)
+    return content
 
 
 def _is_index(value: Any) -> bool:

@@ -120,7 +120,8 @@ class CompiledProgram:
         place, size = self._there
         z, h, n, c = a.shape
         flat = a.transpose(2, 0, 1, 3).reshape(n, z * h * c)
-        return put_rows(flat, place, size)[: len(self.rows)].reshape(-1, z, h, c).transpose(1, 2, 0, 3)
+        p = len(self.rows)
+        return put_rows(flat, place, size)[:p].reshape(p, z, h, c).transpose(1, 2, 0, 3)
 
     def _returned(self, a: mx.array, rows: int, fill: float) -> mx.array:
         """(Z, H, P, C) -> (Z, H, rows, C), `fill` for rows without a position."""

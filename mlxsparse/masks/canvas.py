@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..blocksparse.check import whole_number
+from ..blocksparse.check import whole_number, whole_numbers
 from ..errors import CoordinateRangeError, MLXSparseError, ShapeError
 from .cover import rect_cover
 from .spec import MaskSpec, Rect, RegionSpec, as_rect
@@ -45,9 +45,9 @@ class CanvasLayout:
     ):
         if (spatial_shape is None) == (H is None and W is None):
             raise MLXSparseError("CanvasLayout takes H and W, or spatial_shape; pass one of the two")
-        space: Any = (H, W) if spatial_shape is None else tuple(spatial_shape)
+        space: Any = (H, W) if spatial_shape is None else spatial_shape
         self.T = whole_number("T", T, 1)
-        self.spatial_shape = tuple(whole_number("spatial_shape", n, 1) for n in space)
+        self.spatial_shape = whole_numbers("spatial_shape", space, 1)
         self.d_model = d_model
         self.t_current = whole_number("t_current", t_current)
         self.regions = {name: self._checked(name, region) for name, region in (regions or {}).items()}
@@ -146,7 +146,9 @@ def mask_to_index_pairs(
     over space and holding all time steps; the keys are those of the target region in the same box of space.
     A tile without any: fallback="full" gives it the whole target, "drop" leaves it out, "error" raises.
     "sparse" gives one pair without a mask, one per box of `rect_cover` for a mask of the source region's
-    shape, and one per distinct row for a matrix source x target; rows without a key are left out.
+    shape, and one per distinct row for a matrix source x target; rows without a key are left out. A query
+    that is left out is none of this connection's: write_mode="replace" lets it keep its earlier keys
+    (VoxelLayout.compile takes them away).
     """
     check_fallback(fallback)
     source, target = layout.bounds(src), layout.bounds(dst)

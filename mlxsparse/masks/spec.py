@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..blocksparse.check import as_mask, whole_number
+from ..blocksparse.check import as_mask, whole_number, whole_numbers
 from ..coords.geometry import Triple, TripleLike, triple
 from ..errors import DTypeError, MLXSparseError, ShapeError
 
@@ -147,8 +147,8 @@ class MaskSpec:
             if (self.tile_h, self.tile_w) != (1, 1):
                 raise MLXSparseError("tile_shape excludes tile_h and tile_w; pass one or the other")
             shape = self.tile_shape
-            sides = (shape,) * 3 if isinstance(shape, (int, np.integer)) else tuple(shape)
-            object.__setattr__(self, "tile_shape", tuple(whole_number("tile_shape", s, 1) for s in sides))
+            sides: Any = (shape,) * 3 if isinstance(shape, (int, np.integer)) else shape
+            object.__setattr__(self, "tile_shape", whole_numbers("tile_shape", sides, 1))
         object.__setattr__(self, "shift", triple(self.shift, "shift"))
         if self.mask is None:
             return

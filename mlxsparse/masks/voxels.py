@@ -68,7 +68,7 @@ class VoxelLayout:
                 raise ShapeError(
                     f"region {name!r} has shape {member.shape}, wanted ({len(self.coords)},), one per voxel"
                 )
-            return None, member
+            return None, member.copy()  # the caller may change its own
         spec = region if isinstance(region, RegionSpec) else RegionSpec(as_rect(f"region {name!r}", region))
         rect: Rect = spec.bounds
         if rect.ndim not in (3, 4):
@@ -124,7 +124,9 @@ class VoxelLayout:
 
         program: Connections, or a mapping (src, dst) -> ConnectionProgram or MaskSpec. block: rows of a
         block; by default what costs least. fallback, for a query in a tile without any key: "drop" no keys,
-        output 0; "full" the whole target region of its batch item; "error". fired: triggers of the
+        output 0; "full" the whole target region of its batch item; "error". With write_mode="replace" such a
+        query, and a matrix's row without a key, loses its earlier keys too (over a canvas it keeps them);
+        queries that a mask of the source's box leaves out keep theirs. fired: triggers of the
         connections that count. Cached by coordinate key, regions and arguments. Raises MLXSparseError,
         ShapeError and DTypeError.
         """

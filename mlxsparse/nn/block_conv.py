@@ -78,7 +78,7 @@ class BlockSparseConv3d(Module):
 
     @property
     def layout(self) -> np.ndarray:
-        """bool (output blocks, Kx, Ky, Kz, input blocks)."""
+        """bool (output blocks, Kx, Ky, Kz, input blocks), read-only; copy it to make another."""
         return self._mask
 
     def dense_weight(self) -> mx.array:

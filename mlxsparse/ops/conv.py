@@ -40,10 +40,13 @@ class Taps:
     index: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        given = self.kernel_size, self.index
-        whole = all(type(a) is tuple and all(type(v) is int for v in a) for a in given)
-        if not whole or len(self.kernel_size) != 3:
-            raise ShapeError(f"Taps takes three ints and a tuple of ints, got {given}")
+        for name in ("kernel_size", "index"):  # a list could be changed after the check
+            value = getattr(self, name)
+            if not isinstance(value, (list, tuple)) or not all(type(v) is int for v in value):
+                raise ShapeError(f"Taps takes three ints and a tuple of ints, got {name} {value!r}")
+            object.__setattr__(self, name, tuple(value))
+        if len(self.kernel_size) != 3:
+            raise ShapeError(f"Taps takes three ints and a tuple of ints, got kernel_size {self.kernel_size}")
         volume = self.kernel_size[0] * self.kernel_size[1] * self.kernel_size[2]
         bounded = (-1, *self.index, volume)
         if any(a >= b for a, b in zip(bounded, bounded[1:])):

@@ -55,8 +55,9 @@ def _single(batches: st.SearchStrategy[int], span: int) -> st.SearchStrategy[Arr
 @st.composite
 def _blocks(draw: Draw, max_sites: int, batches: st.SearchStrategy[int], span: int) -> Array:
     """A dense box with its rows shuffled, so that every tap of a small kernel is met."""
-    batch, low = draw(batches), [draw(st.integers(-span, span)) for _ in range(3)]
-    size = [draw(st.integers(1, 3)) for _ in range(3)]
+    batch = draw(batches)
+    size = [draw(st.integers(1, min(3, 2 * span + 1))) for _ in range(3)]
+    low = [draw(st.integers(-span, span + 1 - side)) for side in size]
     box = [(batch, *(low[a] + at[a] for a in range(3))) for at in product(*map(range, size))]
     return _array(draw(st.permutations(box))[:max_sites])
 
@@ -82,15 +83,16 @@ def coordinate_sets(
         max_sites: largest number of rows.
         batch_size: batch indices are below it; a set may leave any of them out.
         span: coordinates lie in [-span, span], except at far corners.
-        far: whether to draw sets near +-(2^30 - 64).
+        far: whether to draw sets near corners far out too, up to +-(2^30 - 64).
         min_sites: smallest number of rows.
     """
     batches = st.integers(0, batch_size - 1)
     families = [
         _scattered(max_sites, batches, span),
         _blocks(max_sites, batches, span),
-        _single(batches, span),
     ]
+    if max_sites >= 1:
+        families.append(_single(batches, span))
     if far:
         families.append(_far(max_sites, batches, span))
     return st.one_of(families).filter(lambda coords: len(coords) >= min_sites)

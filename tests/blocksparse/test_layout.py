@@ -197,6 +197,13 @@ def test_tensor_goes_through_mlx():
 MASK = np.ones((2, 2), bool)
 
 
+def test_arrays_of_a_layout_are_read_only():
+    layout = BlockLayout(MASK, 2)
+    for name in ("heads", "rows", "cols", "row_ptr", "col_ptr", "col_order"):
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(layout, name)[:] = 0
+
+
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
@@ -212,6 +219,9 @@ MASK = np.ones((2, 2), bool)
         (lambda: BlockLayout.from_pairs([[1, 0, 0]], 2, shape=(4, 4)), CoordinateRangeError, "outside"),
         (lambda: BlockLayout.from_pairs([[0.0, 1.0]], 2, shape=(4, 4)), DTypeError, "pairs"),
         (lambda: BlockLayout.from_pairs([[0, 1, 0, 0]], 2, shape=(4, 4)), ShapeError, "pairs"),
+        (lambda: BlockLayout.from_pairs([[0, 1]], 2, shape=4), DTypeError, "shape"),
+        (lambda: BlockLayout.from_pairs([[0, 1]], 2, shape=(4, 4, 4)), ShapeError, r"\(M, N\)"),
+        (lambda: BlockLayout(MASK, 2, shape=4), DTypeError, "shape"),
         (lambda: BlockLayout.from_cu_seqlens([1, 2], 2), MLXSparseError, "start at 0"),
         (lambda: BlockLayout.from_cu_seqlens([0, 3, 2], 2), MLXSparseError, "descend"),
         (lambda: BlockLayout.from_cu_seqlens([0.0, 3.0], 2), DTypeError, "cu_seqlens"),
@@ -221,6 +231,9 @@ MASK = np.ones((2, 2), bool)
         (lambda: BlockLayout(MASK, 2) & MASK, DTypeError, "BlockLayout"),
         (lambda: pack(mx.zeros((1, 1, 4, 5)), BlockLayout(MASK, 2)), ShapeError, "x has shape"),
         (lambda: pack(mx.zeros((1, 1, 4, 4), mx.int32), BlockLayout(MASK, 2)), DTypeError, "x is"),
+        (lambda: pack(mx.zeros((1, 1, 4, 4)), MASK), DTypeError, "wanted a BlockLayout"),
+        (lambda: unpack(mx.zeros((1, 4, 2, 2)), MASK), DTypeError, "wanted a BlockLayout"),
+        (lambda: BlockSparseTensor(mx.zeros((1, 4, 2, 2)), MASK), DTypeError, "wanted a BlockLayout"),
         (lambda: unpack(mx.zeros((1, 3, 2, 2)), BlockLayout(MASK, 2)), ShapeError, "values"),
         (lambda: BlockSparseTensor(mx.zeros((1, 4, 3, 2)), BlockLayout(MASK, 2)), ShapeError, "values"),
     ],

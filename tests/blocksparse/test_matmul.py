@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxsparse.backend import executor
-from mlxsparse.blocksparse import BlockLayout, BlockSparseTensor, SparseMatMul, dds, dsd, sdd
+from mlxsparse.blocksparse import BlockLayout, BlockSparseTensor, SparseMatMul, dds, dsd, sdd, sparse_softmax
 from mlxsparse.engine import block_matmul
 from mlxsparse.errors import DTypeError, MLXSparseError, ShapeError, TracedOnHostError, TransformError
 from mlxsparse.testing import oracle
@@ -218,7 +218,8 @@ def test_second_gradients_and_jvp_are_refused():
             mx.eval(wrong())
 
 
-L = BlockLayout(np.array([[True, False, True], [False, True, True]]), 16)  # (32, 48)
+MASK = np.array([[True, False, True], [False, True, True]])
+L = BlockLayout(MASK, 16)  # (32, 48)
 
 
 def dense(*shape, dtype=mx.float32):
@@ -249,6 +250,11 @@ def dense(*shape, dtype=mx.float32):
             "names",
         ),
         (lambda: sdd(dense(32, 8), dense(8, 48), L, path="fast"), MLXSparseError, "path"),
+        (lambda: sdd(dense(32, 8), dense(8, 48), MASK), DTypeError, "ndarray, wanted a BlockLayout"),
+        (lambda: dsd(mx.zeros((1, 4, 16, 16)), dense(48, 8), MASK), DTypeError, "wanted a BlockLayout"),
+        (lambda: dds(dense(8, 32), mx.zeros((1, 4, 16, 16)), MASK), DTypeError, "wanted a BlockLayout"),
+        (lambda: sparse_softmax(mx.zeros((1, 4, 16, 16)), MASK), DTypeError, "wanted a BlockLayout"),
+        (lambda: SparseMatMul(L, 16, "sdd", shape=4), DTypeError, "shape"),
         (lambda: SparseMatMul(L, 32, "sdd"), ShapeError, "block=32"),
         (lambda: SparseMatMul(L, 16, "ssd"), MLXSparseError, "mode"),
         (lambda: SparseMatMul(np.eye(2), 16, "sdd"), DTypeError, "float64"),
@@ -270,6 +276,30 @@ def test_transposed_example_of_torch_blocksparse_is_refused():
     with pytest.raises(ShapeError, match="trans_a=False"):
         product(mx.zeros((z, h, m, k)), mx.zeros((z, h, k, n)))
     assert product(mx.zeros((z, h, k, m)), mx.zeros((z, h, k, n))).shape == (z, layout.sum(), 16, 16)
+
+
+@pytest.mark.parametrize("path", [None, "blocks", "dense"])
+@pytest.mark.parametrize(("ta", "tb"), FLAGS)
+def test_operands_without_columns(ta, tb, path):
+    """The docs say "any K"; K = 0 was a reshape of size 0 by blocks that are not neighbours."""
+    layout = BlockLayout(np.array([[1, 0, 1]] * 2, bool), 2)  # (4, 6)
+    a, b = mx.zeros((1, 1, *((0, 4) if ta else (4, 0)))), mx.zeros((1, 1, *((6, 0) if tb else (0, 6))))
+    flags = {"trans_a": ta, "trans_b": tb, "path": path}
+    found, gradients = mx.vjp(lambda a, b: sdd(a, b, layout, **flags), [a, b], [mx.ones((1, 4, 2, 2))])
+    assert np.array_equal(np.array(found[0]), np.zeros((1, 4, 2, 2)))
+    assert [g.shape for g in gradients] == [a.shape, b.shape]
+    values = mx.ones(layout.packed_shape())
+    for product, dense_side in ((dsd, 4 if ta else 6), (dds, 6 if tb else 4)):
+        turned = tb if product is dsd else not ta
+        x = mx.zeros((1, 1, *((0, dense_side) if turned else (dense_side, 0))))
+
+        def both(s, x, product=product):
+            return product(s, x, layout, **flags) if product is dsd else product(x, s, layout, **flags)
+
+        out = both(values, x)
+        assert out.size == 0
+        _, gradients = mx.vjp(both, [values, x], [out])
+        assert not np.array(gradients[0]).any() and gradients[1].shape == x.shape
 
 
 def test_the_whole_matrix_is_multiplied_above_a_density_unless_a_path_is_forced():

@@ -166,6 +166,19 @@ def test_cross_attention_and_other_layouts():
     assert all(float(mx.abs(g).max()) > 0 for g in gradients.values())
 
 
+@pytest.mark.parametrize("shape", [(2, 0, 4), (0, 4, 4), (0, 0, 4)])
+def test_inputs_without_elements(shape):
+    """MLX refuses reshape(.., -1) there, with a message about itself."""
+    z, n, _ = shape
+    layout = BlockLayout(np.ones((n // 2, n // 2), bool), 2)
+    layer, x = SparseMultiheadAttention(4, 2, layout), mx.zeros(shape)
+    assert layer(x).shape == shape
+    assert mx.grad(lambda x: layer(x).sum())(x).shape == shape
+    assert BlockSparseLinear(4, 6, 2, np.ones((2, 3), bool))(x).shape == (z, n, 6)
+    with pytest.raises(ShapeError, match="layout has shape"):
+        layer(mx.zeros((z, n + 2, 4)))
+
+
 LAYOUT = np.ones((2, 2), bool)
 POINTWISE = nn.BlockSparseConv3d(8, 8, 1, 4, LAYOUT.reshape(2, 1, 1, 1, 2))
 
@@ -190,3 +203,19 @@ POINTWISE = nn.BlockSparseConv3d(8, 8, 1, 4, LAYOUT.reshape(2, 1, 1, 1, 2))
 def test_bad_input(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+@pytest.mark.parametrize("of", ["caller", "layer"])
+def test_a_mask_that_is_changed_in_place_does_not_shift_the_weights(of):
+    """The layer kept the caller's array: update_layout then took the new mask for the old one."""
+    mask = np.ones((2, 1, 1, 1, 2), bool)
+    layer = nn.BlockSparseConv3d(4, 4, 1, 2, mask)
+    layer.weight = mx.arange(4).reshape(4, 1, 1) * mx.ones((4, 2, 2))
+    if of == "layer":
+        with pytest.raises(ValueError, match="read-only"):
+            layer.layout[0] = False
+        mask = layer.layout.copy()
+    mask[0, 0, 0, 0, 0] = False
+    assert layer.layout.all()
+    layer.update_layout(mask)
+    assert layer.weight[:, 0, 0].tolist() == [1, 2, 3]

@@ -52,13 +52,16 @@ def test_strided(stride):
 
 
 @pytest.mark.parametrize("horizontal", [False, True])
-@pytest.mark.parametrize(("local", "shared", "turns"), [(4, 1, 1), (4, 1, 2), (3, 2, 1), (1, 1, 1)])
+@pytest.mark.parametrize(
+    ("local", "shared", "turns"), [(4, 1, 1), (4, 1, 2), (3, 2, 1), (5, 2, 2), (1, 1, 1)]
+)
 def test_fixed(horizontal, local, shared, turns):
     def is_global(n, h, j):
         place = j % local
         last = local - (h % turns) * shared
-        short = n % local and j == n - 1
-        return last - shared <= place < last or short
+        if j >= n - n % local:  # a short last window
+            last = min(last, n % local)
+        return last - shared <= place < last
 
     check(
         Fixed(
@@ -73,6 +76,16 @@ def test_fixed(horizontal, local, shared, turns):
             i // local == j // local or is_global(n, h, j) or (horizontal and is_global(n, h, i))
         ),
     )
+
+
+@pytest.mark.parametrize(("n", "turns"), [(7, 1), (7, 2), (6, 2), (5, 2), (5, 1)])
+def test_a_short_last_window_has_as_many_global_blocks_as_the_others(n, turns):
+    layout = Fixed(2, 1, num_local_blocks=4, num_global_blocks=2, num_different_global_patterns=turns)(n)
+    for head in layout.to_dense():
+        seen = head[0, 4:]  # by a row of the first window
+        assert seen.sum() == min(2, n - 4)
+    if n == 7:
+        assert layout.to_dense()[0, 0].tolist() == [1, 1, 1, 1, 0, 1, 1]
 
 
 @pytest.mark.parametrize("horizontal", [False, True])
@@ -120,6 +133,18 @@ def test_random_blocks(kind, direction):
         assert (many.cols <= many.rows).all()
 
 
+def test_lists_that_change_later_do_not_change_a_pattern():
+    first, last, windows = [0], [2], [1, 2]
+    pattern = Variable(
+        1, 4, global_block_indices=first, global_block_end_indices=last, local_window_blocks=windows
+    )
+    wanted = pattern(30)
+    first[0], last[0], windows[0] = 3, 5, 4
+    assert pattern(30) == wanted and hash(pattern) == hash(
+        Variable(1, 4, "bidirectional", (0,), (2,), 0, (1, 2))
+    )
+
+
 def test_long_patterns_make_no_square():
     layout = LocalWindow(1, 64)(1 << 22)
     assert layout.grid == (1, 65536, 65536) and layout.nnz == 3 * 65536 - 2
@@ -137,6 +162,8 @@ def test_long_patterns_make_no_square():
         (lambda: Fixed(1, 4, num_local_blocks=2, num_global_blocks=3), ShapeError, "num_global_blocks"),
         (lambda: Variable(1, 4, local_window_blocks=())(8), ShapeError, "local_window_blocks"),
         (lambda: BSLongformer(1, 4, global_block_end_indices=(1, 2))(8), ShapeError, "end_indices"),
+        (lambda: Variable(1, 4, local_window_blocks=3), DTypeError, "local_window_blocks"),
+        (lambda: BSLongformer(1, 4, global_block_indices=3), DTypeError, "global_block_indices"),
         (lambda: BigBird(1, 4, num_random_blocks=-1), ShapeError, "num_random_blocks"),
     ],
 )

@@ -73,6 +73,8 @@ def test_attention_within_windows_is_exact():
         (lambda: VoxelWindow(0, 8), ShapeError, "num_heads"),
         (lambda: VoxelWindow(1, 8, (2, 2)), ShapeError, "window"),
         (lambda: VoxelWindow(1, 8, 0), ShapeError, "window"),
+        (lambda: VoxelWindow(1, 8, 2.5), DTypeError, "window"),
+        (lambda: VoxelWindow(1, 8, 2, None), DTypeError, "shift"),
         (lambda: Neighbor3d(1, 8, -1), ShapeError, "radius"),
     ],
 )

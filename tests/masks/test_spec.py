@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from mlxsparse.errors import DTypeError, MLXSparseError, ShapeError
-from mlxsparse.masks import MaskSpec, Rect, rect_cover
+from mlxsparse.masks import CanvasLayout, MaskSpec, Rect, rect_cover
 
 
 def test_an_odd_rect_is_a_named_error_and_the_sources_type_error():
@@ -41,6 +41,8 @@ def test_forms_of_a_rect_are_equal():
         (lambda: MaskSpec("tile", tile_w=2, tile_shape=2), MLXSparseError, "tile_shape excludes"),
         (lambda: MaskSpec("tile", tile_h=0), ShapeError, "tile_h"),
         (lambda: MaskSpec("tile", tile_shape=(2, 0, 2)), ShapeError, "tile_shape"),
+        (lambda: MaskSpec("tile", tile_shape=2.5), DTypeError, "tile_shape"),
+        (lambda: CanvasLayout(2, spatial_shape=3), DTypeError, "spatial_shape"),
         (lambda: MaskSpec("tile", mask=np.ones((2, 2), bool)), MLXSparseError, "kind="),
         (lambda: MaskSpec("sparse", mask=np.ones((2, 2))), DTypeError, "wanted bool"),
         (lambda: MaskSpec("sparse", mask=np.ones(4, bool)), ShapeError, "mask has shape"),

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 import mlxsparse as ms
 from mlxsparse.errors import CoordinateRangeError, DTypeError, MLXSparseError, ShapeError
-from mlxsparse.masks import Connection, ConnectionProgram, MaskSpec, Rect, RegionSpec, VoxelLayout, voxels
+from mlxsparse.masks import (
+    AttentionDispatcher,
+    CanvasLayout,
+    Connection,
+    ConnectionProgram,
+    MaskSpec,
+    Rect,
+    RegionSpec,
+    VoxelLayout,
+    voxels,
+)
 from mlxsparse.testing import oracle
 from mlxsparse.testing.strategies import coordinate_sets
 
@@ -264,6 +274,34 @@ def test_regions_at_a_stride_and_replacement():
     np.testing.assert_allclose(out[rest], run(coords, TILES, arrays)[rest], atol=1e-6)
 
 
+@pytest.mark.parametrize("mask", ["tile", "matrix", "box"])
+def test_replacement_by_a_query_without_keys_over_voxels_and_over_a_canvas(mask):
+    """Three sites in a line; the later connection has no key for the first. Voxels lose, a canvas keeps."""
+    late = {
+        "tile": MaskSpec("tile", tile_shape=(1, 1, 1)),
+        "matrix": MaskSpec("sparse", mask=np.array([[False], [True]])),
+        "box": MaskSpec("sparse", mask=np.array([False, True]).reshape(2, 1, 1)),
+    }[mask]
+    regions = {"source": (0, 2, 0, 1, 0, 1), "one": (1, 2, 0, 1, 0, 1), "last": (2, 3, 0, 1, 0, 1)}
+    program = [
+        Connection("source", "last"),
+        Connection("source", "one", ConnectionProgram(write_mode="replace", mask_spec=late)),
+    ]
+    values = mx.array([1.0, 2.0, 4.0])
+    sites = np.array([[0, 0, 0, 0], [0, 1, 0, 0], [0, 2, 0, 0]], np.int32)
+    q = values.reshape(3, 1, 1)
+    voxels_out = VoxelLayout(sites, regions).compile(program).attend(q, q, q).reshape(3).tolist()
+    assert voxels_out == [4 if mask == "box" else 0, 2, 0]
+    canvas = CanvasLayout(
+        1, spatial_shape=(3, 1, 1), regions={name: (0, 1, *box) for name, box in regions.items()}
+    )
+    if mask == "box":
+        late = MaskSpec("sparse", mask=late.mask[None])
+        program[1] = Connection("source", "one", ConnectionProgram(write_mode="replace", mask_spec=late))
+    q = values.reshape(1, 1, 3, 1)
+    assert AttentionDispatcher(canvas, program)(q, q, q).reshape(3).tolist() == [4, 2, 0]
+
+
 def test_cache_lives_with_the_key():
     x = ms.SparseTensor(mx.array(cloud()), mx.zeros((400, 1)))
     program = [Connection("all", "all", MaskSpec("tile", tile_shape=4))]
@@ -286,6 +324,13 @@ def test_cache_lives_with_the_key():
     del x
     gc.collect()
     assert len(voxels._compiled) == before - 1
+
+
+def test_a_region_keeps_its_own_copy_of_a_bool_array():
+    member = np.ones(400, bool)
+    layout = VoxelLayout(cloud(), {"all": member})
+    member[:] = False
+    assert np.array_equal(layout.region_rows("all"), np.arange(400))
 
 
 def test_memory_is_linear():

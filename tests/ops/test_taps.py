@@ -94,9 +94,15 @@ def test_taps_that_do_not_fit_are_refused():
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [((3, 3, 3), [13]), ([3, 3, 3], (13,)), (3, (13,)), ((3, 3, 3), (13.5,)), ((3, 3), (1,)), ((3,) * 3, 13)],
+    "arguments", [(3, (13,)), ((3, 3, 3), (13.5,)), ((3, 3), (1,)), ((3,) * 3, 13), ((3.0, 3, 3), (1,))]
 )
 def test_taps_that_are_no_numbers(arguments):
     with pytest.raises(ShapeError, match="Taps takes three ints"):
         ops.Taps(*arguments)
+
+
+def test_a_list_of_taps_that_changes_later_changes_nothing():
+    size, index = [3, 1, 1], [0, 2]
+    taps = ops.Taps(size, index)
+    size[0], index[0] = 1, 7
+    assert taps == ops.Taps((3, 1, 1), (0, 2)) and hash(taps) == hash(ops.Taps((3, 1, 1), (0, 2)))

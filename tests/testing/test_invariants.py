@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from mlxsparse.errors import ShapeError
 from mlxsparse.testing import invariants, oracle, strategies
@@ -81,6 +82,13 @@ def test_coordinate_sets_are_valid(coords):
     assert coords.dtype == np.int32 and coords.ndim == 2 and coords.shape[1] == 4
     assert len({tuple(site) for site in coords.tolist()}) == len(coords)
     assert (np.abs(coords[:, 1:].astype(np.int64)) < 2**30).all() and (coords[:, 0] >= 0).all()
+
+
+@given(st.data())
+def test_coordinate_sets_keep_to_span_and_max_sites(data):
+    span, most = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3))
+    coords = data.draw(strategies.coordinate_sets(max_sites=most, span=span, far=False))
+    assert len(coords) <= most and (np.abs(coords[:, 1:]) <= span).all()
 
 
 @given(strategies.conv_geometries())
