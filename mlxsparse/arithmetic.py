@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .backend.features import check_channels, scalar
 from .errors import DTypeError, IdentityError
-
-if TYPE_CHECKING:
-    from .tensor import SparseTensor
 
 HINT = (
     "SparseTensor is not an array: use the layer of mlxsparse.nn with the same name (nn.Linear, "
@@ -20,7 +17,7 @@ HINT = (
 def operation(symbol: str, function: Callable[[Any, Any], Any]) -> Any:
     """Method for an operator between tensors with the same key, or a tensor and a scalar."""
 
-    def method(self: SparseTensor, other: Any) -> SparseTensor:
+    def method(self: Any, other: Any) -> Any:
         if isinstance(other, type(self)):
             require_same_key(self, other, symbol)
             check_channels(symbol, self.feats, other.feats)
@@ -34,7 +31,7 @@ def operation(symbol: str, function: Callable[[Any, Any], Any]) -> Any:
     return method
 
 
-def require_same_key(a: SparseTensor, b: SparseTensor, name: str) -> None:
+def require_same_key(a: Any, b: Any, name: str) -> None:
     """IdentityError unless both tensors have the same key."""
     if a._key is not None and a._key is b._key:
         return

@@ -1,7 +1,7 @@
 """Imports point one way, the core needs only mlx and numpy, and files stay short.
 
-The rule, lowest first: backend < engine < {coords, blocksparse} < tensor < {masks, compiled} < ops < nn <
-blocks < models < tasks < {pipeline, cli}. `errors` lies below all. io, interop, viz and testing see nothing
+The rule, lowest first: backend < engine < {coords, blocksparse} < arithmetic < tensor < {masks, compiled} <
+ops < nn < blocks < models < tasks < {pipeline, cli}. `errors` lies below all. io, interop, viz and testing see nothing
 above `errors`, with the exceptions named below. The checks read the text of the imports; nothing is imported.
 """
 
@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("backend",),
     ("engine",),
     ("coords", "blocksparse"),
+    ("arithmetic",),
     ("tensor",),
     ("masks", "compiled"),
     ("ops",),
