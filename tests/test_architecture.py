@@ -1,8 +1,9 @@
 """Imports point one way, the core needs only mlx and numpy, and files stay short.
 
 The rule, lowest first: backend < engine < {coords, blocksparse} < arithmetic < tensor < {masks, compiled} <
-ops < nn < blocks < models < tasks < {pipeline, cli}. `errors` lies below all. io, interop, viz and testing see nothing
-above `errors`, with the exceptions named below. The checks read the text of the imports; nothing is imported.
+ops < nn < blocks < models < tasks < {pipeline, cli}. `errors` lies below all. io, interop, viz and testing
+see nothing above `errors`, with the exceptions named below. The checks read the text of the imports; nothing
+is imported.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from ..backend import kernel_bits, kernel_coords, kernel_sites
 from ..backend.host import require_values
@@ -20,6 +21,7 @@ from ..backend.kernel_coords import CoordTable
 from ..backend.kernel_sites import Extent, Reached
 from ..backend.library import begin
 from ..backend.tap_tiles import TapTiles, tap_tiles
+from ..engine import supports
 from ..engine.dense_grid import Grid
 from ..engine.device_map import BEGUN, ByRow, DeviceMap, Side, submanifold
 from ..engine.index import LIMIT, build_index
@@ -142,7 +144,11 @@ def derived(
         sites = kernel_coords.parents(source.coords[: source.count], stride)
     else:
         build = kernel_coords.touched if forward else kernel_coords.generated
-        sites = build(source.coords[: source.count], size, stride, padding, dilation, within)
+        try:
+            sites = build(source.coords[: source.count], size, stride, padding, dilation, within)
+        except CoordinateRangeError:  # along an axis before the others are looked at, which may drop the site
+            host = supports.made(support, key.index.coords, size, stride, padding, dilation, within)
+            sites = mx.array(host.astype(np.int32))
     count = sites.shape[0]
     _check_capacity(count, capacity)
     coords = padded(sites, count, count if capacity is None else capacity)

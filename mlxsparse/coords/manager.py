@@ -22,9 +22,9 @@ from ..backend import executor, fast, trace
 from ..backend.host import to_mlx, view
 from ..engine import neighbors, supports
 from ..engine.device_map import DeviceMap
-from ..engine.index import LIMIT, build_index
+from ..engine.index import build_index
 from ..engine.sorting import bounds_of, columns_of
-from ..errors import CapacityError, CoordinateRangeError, ShapeError
+from ..errors import CapacityError, ShapeError
 from . import device, static
 from .checks import check_coordinates, check_duplicates, check_range
 from .geometry import Kernel, Triple, TripleLike, divide, multiply, parent_shape, triple, whole
@@ -355,12 +355,8 @@ def _derive(
         record = sorted_record(runs.sites, lattice, key.batch_size, bounds, capacity, packed)
         key._record.parents[kernel.stride] = weakref.ref(record), runs.order, runs.starts
         return record
-    build = supports.touched if support == "touched" else supports.generated
-    sites = build(coords, kernel.size, kernel.stride, kernel.padding, kernel.dilation, bounds)
-    if len(sites) and (int(sites[:, 1:].min()) <= -LIMIT or int(sites[:, 1:].max()) >= LIMIT):
-        raise CoordinateRangeError(
-            f"the {support} support leaves (-2**30, 2**30): [{sites[:, 1:].min()}, {sites[:, 1:].max()}]"
-        )
+    shape = kernel.size, kernel.stride, kernel.padding, kernel.dilation
+    sites = supports.made(support, coords, *shape, bounds)
     return sorted_record(sites, lattice, key.batch_size, bounds, capacity)
 
 

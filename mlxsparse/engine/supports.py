@@ -7,10 +7,12 @@ a time, distinct rows only in between.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from .index import CoordIndex
+from ..errors import CoordinateRangeError
+from .index import LIMIT, CoordIndex
 from .sorting import Columns, Packed, Runs, columns_of, group_runs, halved_runs, sorted_unique
 
 Triple = tuple[int, int, int]
@@ -33,6 +35,16 @@ def _floor_divide(c: np.ndarray, s: int) -> np.ndarray:
     if s & (s - 1) == 0:  # a power of two: shifting rounds down as well, in half the time
         return c if s == 1 else np.right_shift(c, s.bit_length() - 1)
     return np.floor_divide(c, s)
+
+
+def made(support: str, coords: np.ndarray, *shape: Any) -> np.ndarray:
+    """Sites (n, 4) of "touched" or "generative"; shape: as `touched` takes it. CoordinateRangeError."""
+    sites = (touched if support == "touched" else generated)(coords, *shape)
+    if len(sites) and (int(sites[:, 1:].min()) <= -LIMIT or int(sites[:, 1:].max()) >= LIMIT):
+        raise CoordinateRangeError(
+            f"the {support} support leaves (-2**30, 2**30): [{sites[:, 1:].min()}, {sites[:, 1:].max()}]"
+        )
+    return sites
 
 
 def touched(

@@ -155,3 +155,14 @@ def test_out_with_another_batch_size():
     x = tensor(batch_size=2)
     with pytest.raises(MLXSparseError, match="batch_size"):
         ops.conv3d(x, weight(1, 1, 1, 1, 2), out=tensor(batch_size=1))
+
+
+def test_a_site_that_leaves_along_one_axis_and_is_dropped_along_another_is_no_error():
+    far = 2**30
+    coords = [[0, far - 1, 1, 0], [0, 0, 0, far - 1], [0, -far + 9, -far + 2, -far + 1]]
+    x = from_numpy(np.array(coords, np.int32), np.ones((3, 1)), batch_size=1)
+    w = mx.ones((1, 2, 1, 1, 1))
+    y = ops.conv3d(x, w, stride=(1, 2, 1), padding=(1, 0, 0))
+    assert y.num_active == 4
+    with pytest.raises(CoordinateRangeError, match=r"2\*\*30"):
+        ops.conv3d(x.replace(x.feats), w, stride=(1, 1, 1), padding=(1, 0, 0))
