@@ -8,12 +8,15 @@ The gradient of a pruned element is exactly 0, so no optimizer moves it, and wha
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, reduce
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx.nn import Module
 
+from ..backend.host import view as host_view
 from .param import ParamRef
 
 SUFFIX = "_keep"
@@ -31,6 +34,16 @@ class _Masked:
         finally:
             for name, value in held.items():
                 self[name] = value
+
+
+@dataclass
+class _Choices:
+    """What each pruner, by its number, keeps of a layer's parameters; None for masks that no pruner made.
+
+    Not a dict: a module takes those for parameters.
+    """
+
+    masks: dict[str, dict[int | None, mx.array]]
 
 
 class _Frozen(set[str]):
@@ -59,13 +72,35 @@ def mask_names(module: Module) -> list[str]:
     return [name[: -len(SUFFIX)] for name in module if name.endswith(SUFFIX)]
 
 
-def set_mask(ref: ParamRef, keep: mx.array) -> None:
-    """Put `keep` (bool, the parameter's shape) into the layer that owns the slot."""
+def set_mask(ref: ParamRef, keep: mx.array, pruner: int | None = None) -> None:
+    """Put what `pruner` keeps (bool, the parameter's shape) into the layer that owns the slot.
+
+    It takes the place of what this pruner kept before; what others pruned stays pruned.
+    """
     module, name = ref.module, ref.key.rpartition(".")[2]
+    masks = _choices(module)
+    chosen = {**masks.get(name, {}), pruner: keep}
     if not isinstance(module, _Masked):
         module.__class__ = _masked_class(type(module))  # type: ignore[arg-type]
-    module[name + SUFFIX] = keep
+    module[name + SUFFIX] = reduce(mx.logical_and, chosen.values())
     module._no_grad = _Frozen(module._no_grad | {name + SUFFIX})
+    module._choices = _Choices({**masks, name: chosen})  # a new one: copies of the layer share the old
+
+
+def _choices(module: Module) -> dict[str, dict[int | None, mx.array]]:
+    held = module.__dict__.get("_choices")
+    return {} if held is None else held.masks
+
+
+def note_found(ref: ParamRef) -> None:
+    """Note the mask of a slot as one of its own where it is not what pruners chose, as after load_weights."""
+    module, name = ref.module, ref.key.rpartition(".")[2]
+    if name not in mask_names(module):
+        return
+    masks, here = _choices(module), module[name + SUFFIX]
+    chosen = masks.get(name, {})
+    if not chosen or not np.array_equal(host_view(here), host_view(reduce(mx.logical_and, chosen.values()))):
+        module._choices = _Choices({**masks, name: {None: here}})
 
 
 def remove_masks(module: Module) -> None:
@@ -76,6 +111,7 @@ def remove_masks(module: Module) -> None:
     if isinstance(module, _Masked):
         module._no_grad = {name for name in module._no_grad if not _is_mask(name)}
         module.__class__ = type(module).__bases__[1]
+        module.__dict__.pop("_choices", None)
 
 
 def effective(module: Module, name: str) -> mx.array:

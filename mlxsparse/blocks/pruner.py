@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import mlx.core as mx
 import numpy as np
@@ -13,10 +14,12 @@ from ..backend.host import view as host_view
 from ..errors import MLXSparseError
 from ..tensor import SparseTensor
 from .criteria import Criterion, Schedule, constant, magnitude
-from .masking import SUFFIX, effective, mask_names, remove_masks, set_mask
+from .masking import SUFFIX, effective, mask_names, note_found, remove_masks, set_mask
 from .param import ParamRef
 from .scope import ScopeCoupling, ScopeSpec, keep_largest
 from .structure import STRUCTURES, Target, elements, targets
+
+_NUMBERS = count()
 
 
 @dataclass
@@ -86,7 +89,7 @@ class Pruner:
         self.criterion = criterion or magnitude()
         self.block, self.exclude, self.sample = tuple(block), tuple(exclude), sample
         self.targets: list[Target] = []
-        self._before: dict[ParamRef, mx.array] = {}
+        self._number = next(_NUMBERS)  # what the layers note this pruner's masks by
         self._model: Module | None = None
 
     def attach(self, model: Module, step: int = 0) -> Pruner:
@@ -98,23 +101,17 @@ class Pruner:
         if self._model is not None:
             raise MLXSparseError("this pruner has a model already: detach it, or make another pruner")
         if isinstance(self.structure, str):
-            found = targets(
-                model, self.structure, block=self.block, exclude=self.exclude, sample=self.sample
-            )
+            found = targets(model, self.structure, block=self.block, exclude=self.exclude, sample=self.sample)
         else:
             found = [Target(s.name or f"scope {i}", s) for i, s in enumerate(self.structure)]
             for target in found:
                 for spec in target.scope.specs():
                     if not isinstance(spec.param.module, Module):
                         raise MLXSparseError(f"{spec} is of no module: masks need a layer to lie in")
-        before = {}
-        for target in found:
-            for spec in (*target.scope.specs(), *target.followers):
-                module, name = spec.param.module, spec.param.key.rpartition(".")[2]
-                if name in mask_names(module):
-                    before[spec.param] = module[name + SUFFIX]
-        masks = self._choose(found, before, step)
-        self.targets, self._before, self._model = found, before, model
+        masks = self._choose(found, step)
+        self.targets, self._model = found, model
+        for ref in self._refs():
+            note_found(ref)
         if self.structure == "blocks":
             for ref in self._refs():
                 ref.module._block = self.block  # compress packs what was pruned by blocks
@@ -122,9 +119,9 @@ class Pruner:
         return self
 
     def update(self, step: int = 0) -> None:
-        """Choose again, by the schedule at `step` and the weights of now."""
+        """Choose again, by the schedule at `step` and the weights of now; what others pruned stays pruned."""
         self._attached()
-        self._set(self._choose(self.targets, self._before, step))
+        self._set(self._choose(self.targets, step))
 
     def project(self) -> None:
         """Zero what is pruned in the layers' arrays; the forward does not see it anyway.
@@ -136,10 +133,10 @@ class Pruner:
             ref.module[ref.key.rpartition(".")[2]] = effective_of(ref)
 
     def detach(self) -> None:
-        """Write zeros and make the layers what they were, without masks."""
+        """Write zeros and make the layers what they were, without masks, those of other pruners included."""
         for ref in self._refs():
             remove_masks(ref.module)
-        self.targets, self._before, self._model = [], {}, None
+        self.targets, self._model = [], None
 
     def report(self) -> Report:
         """What is kept, scope by scope."""
@@ -169,12 +166,10 @@ class Pruner:
         specs = [spec for t in self.targets for spec in (*t.scope.specs(), *t.followers)]
         return list({spec.param: None for spec in specs})
 
-    def _choose(
-        self, found: Sequence[Target], before: dict[ParamRef, mx.array], step: int
-    ) -> dict[ParamRef, mx.array]:
+    def _choose(self, found: Sequence[Target], step: int) -> dict[ParamRef, mx.array]:
         """Keep masks of parameters; changes nothing."""
         sparsity = self.schedule(step)
-        masks = dict(before)
+        masks: dict[ParamRef, mx.array] = {}
         for target in found:
             scope = target.scope
             nnz = scope.kept_of(sparsity) if self.nnz is None else min(self.nnz, scope.scope_numel)
@@ -189,7 +184,7 @@ class Pruner:
 
     def _set(self, masks: dict[ParamRef, mx.array]) -> None:
         for ref, keep in masks.items():
-            set_mask(ref, keep)
+            set_mask(ref, keep, self._number)
         self.project()
 
 
@@ -199,5 +194,11 @@ def effective_of(ref: ParamRef) -> mx.array:
 
 
 def _mask_of(ref: ParamRef) -> mx.array:
-    mask: mx.array = ref.module[ref.key.rpartition(".")[2] + SUFFIX]
+    module, name = ref.module, ref.key.rpartition(".")[2]
+    if name not in mask_names(module):
+        raise MLXSparseError(
+            f"{ref.key!r} has no mask any more: another pruner was detached, or the layer was replaced; "
+            "call update(), or detach this pruner"
+        )
+    mask: mx.array = module[name + SUFFIX]
     return mask

@@ -166,6 +166,47 @@ def test_exclude_and_pruning_on_top_of_pruning():
     assert small.encoder[0].layers[0].conv.weight.shape == (4, 14, 4)
 
 
+def three():
+    mx.random.seed(0)
+    return nn.Sequential(nn.SubmConv3d(4, 8), nn.SubmConv3d(8, 8), nn.Linear(8, 3))
+
+
+def test_update_of_an_earlier_pruner_keeps_what_a_later_one_pruned():
+    model = three()
+    conv = model.layers[1]
+    earlier = Pruner("channels", linear(0.5, 4, -1)).attach(model)
+    later = Pruner("offsets", 0.5).attach(model)
+    for pruner in (earlier, later, earlier):
+        taps = np.array(conv.weight_keep).any(axis=(0, 4)).sum()
+        pruner.update(3)
+        assert taps == np.array(conv.weight_keep).any(axis=(0, 4)).sum() == 14
+    assert np.array(model.layers[0].weight_keep).any(axis=(1, 2, 3, 4)).sum() == 4  # and its own grew
+    assert len(compress(model).layers[1].weight[0, :, 0]) == 14
+
+
+def test_masks_that_were_loaded_stay_under_a_pruner_that_comes_after():
+    model = three()
+    Pruner("offsets", 0.0).attach(model)
+    model.layers[1].weight_keep = mx.broadcast_to(mx.arange(8) > 2, (8, 3, 3, 3, 8))
+    pruner = Pruner("offsets", 0.5).attach(model)
+    for _ in range(2):
+        kept = np.array(model.layers[1].weight_keep)
+        assert not kept[..., :3].any() and kept[..., 3:].any(axis=(0, 4)).sum() == 14
+        pruner.update()
+
+
+def test_report_after_another_pruner_was_detached_is_a_named_error():
+    model = three()
+    one, other = Pruner("channels", 0.25).attach(model), Pruner("offsets", 0.5).attach(model)
+    one.detach()
+    with pytest.raises(MLXSparseError, match="weight.*detached"):
+        other.report()
+    other.update()
+    assert [row.kept for row in other.report()] == [14, 14]
+    other.detach()
+    assert type(model.layers[1]) is nn.SubmConv3d and "_choices" not in vars(model.layers[1])
+
+
 def test_schedules():
     assert [cubic(0.8, 10, 2)(s) for s in (0, 2, 12, 99)] == pytest.approx([0, 0, 0.8, 0.8])
     assert cubic(0.8, 10)(5) == pytest.approx(0.8 * (1 - 0.125)) and linear(0.8, 10)(5) == pytest.approx(0.4)
