@@ -11,7 +11,8 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -25,15 +26,18 @@ from ..tensor import SparseTensor
 from .flow import example, trace
 from .masking import SUFFIX, effective, mask_names, remove_masks
 from .pack import Packing, from_json, packed, packing_of, to_json
+from .state import Gather, cut_state
 from .structure import ChannelGroup, _layers, groups_of
 
-Gather: TypeAlias = Callable[[mx.array], mx.array]
 CHANNEL_ARRAYS = ("weight", "bias", "running_mean", "running_var")
 
 
 @dataclass
 class Cut:
-    """What stays of a layer: places on its output and input axis, taps, blocks; None for all."""
+    """What stays of a layer: places on its output and input axis, taps, blocks; None for all.
+
+    A layer with several paths has one, held by the first of them.
+    """
 
     out: np.ndarray | None = None
     into: np.ndarray | None = None
@@ -84,13 +88,14 @@ def compress(
     masked = [m for _, m in model.named_modules() if mask_names(m)]
     tensor = example(model, 200) if sample is None else sample
     cuts = _cuts(model, tensor, None if block is None else (int(block[0]), int(block[1])))
-    state = None if optimizer is None else _cut_state(optimizer.state, model, cuts)
+    state = None if optimizer is None else cut_state(optimizer.state, model, _gathers(model, cuts))
     small = _copied(model, {})
     by_path = dict(small.named_modules())
     for path, cut in cuts.items():
-        _apply(by_path[path], cut)
+        module = by_path[path]
+        _apply(module, cut)
         if cut.packing is not None:
-            _pack(small, path, by_path[path], cut)
+            _pack(small, [name for name, other in by_path.items() if other is module], module, cut)
     for module in by_path.values():
         remove_masks(module)
     mx.eval(small.parameters())
@@ -150,8 +155,8 @@ def restructure(model: Module, structure: dict[str, Any]) -> Module:
 
 def _cuts(model: Module, sample: SparseTensor, block: tuple[int, int] | None) -> dict[str, Cut]:
     layers = _layers(model)
-    nonzero: dict[str, np.ndarray] = {path: _nonzero(effective(m, "weight")) for path, m in layers}
-    names = {id(module): path for path, module in layers}
+    nonzero = {path: _nonzero(effective(m, "weight")) for path, m in layers}
+    names = _first_paths(model)
     cuts: dict[str, Cut] = {}
     for group in _groups(model, sample):
         if group.fixed is not None:
@@ -168,7 +173,7 @@ def _cuts(model: Module, sample: SparseTensor, block: tuple[int, int] | None) ->
             alive[0] = True
         dead = np.flatnonzero(~alive)
         for use, first, step in group.parts:
-            cut = cuts.setdefault(use.path, Cut())
+            cut = cuts.setdefault(names[id(use.module)], Cut())
             if use.side == "in":
                 cut.into = _without(cut.into, nonzero[names[id(use.module)]].shape[-1], first + step * dead)
             else:
@@ -188,6 +193,21 @@ def _cuts(model: Module, sample: SparseTensor, block: tuple[int, int] | None) ->
         if found is not None and path:  # a model that is one layer has no place to put another in
             _find_blocks(module, cuts.get(path, Cut()), nonzero[path], found, cuts, path)
     return cuts
+
+
+def _first_paths(model: Module) -> dict[int, str]:
+    """The path of each module by its id; of a shared one the first, as in `_layers`."""
+    return {id(module): path for path, module in model.named_modules()}
+
+
+def _gathers(model: Module, cuts: dict[str, Cut]) -> dict[str, Callable[[str], Gather]]:
+    """By each path of a layer that is cut: from the name of an array to what takes what stays of it."""
+    first = _first_paths(model)
+    return {
+        path: partial(cuts[first[id(module)]].gather, module)
+        for path, module in model.named_modules()
+        if first[id(module)] in cuts
+    }
 
 
 def _find_blocks(
@@ -247,15 +267,16 @@ def _apply(module: Module, cut: Cut) -> None:
         _refit(module)
 
 
-def _pack(model: Module, path: str, module: Module, cut: Cut) -> None:
-    """Put the packed layer in the place of `module`, whose arrays are cut and packed already."""
+def _pack(model: Module, paths: Sequence[str], module: Module, cut: Cut) -> None:
+    """Put the packed layer in all places of `module`, whose arrays are cut and packed already."""
     assert cut.packing is not None
     layer = packed(module, cut.packing)
     for name in CHANNEL_ARRAYS:
         if name in module:
             layer[name] = module[name]
     layer._no_grad = {name for name in module._no_grad if not name.endswith(SUFFIX)}
-    _replace(model, path, layer)
+    for path in paths:
+        _replace(model, path, layer)
 
 
 def _refit(module: Module) -> None:
@@ -317,47 +338,3 @@ def _arrays(value: Any) -> list[np.ndarray]:
         return [np.asarray(host_view(value.astype(mx.float32)))]
     items = value.values() if isinstance(value, dict) else value
     return [array for item in items for array in _arrays(item)]
-
-
-# ---------------------------------------------------------------- optimizer state
-
-
-def _cut_state(state: dict[str, Any], model: Module, cuts: dict[str, Cut]) -> dict[str, Any]:
-    """A copy of an optimizer's state with each parameter's arrays cut as the parameter."""
-
-    def walk(here: Any, owner: Any, path: str) -> Any:
-        if isinstance(owner, mx.array):
-            module_path, _, name = path.rpartition(".")
-            cut = cuts.get(module_path)
-            return here if cut is None else _cut_entry(here, owner, cut.gather(model, name), path)
-        if isinstance(here, dict):
-            return {k: _step(v, owner, k, path, walk) for k, v in here.items() if not k.endswith(SUFFIX)}
-        if isinstance(here, (list, tuple)):
-            return type(here)(_step(v, owner, i, path, walk) for i, v in enumerate(here))
-        return here
-
-    result: dict[str, Any] = walk(state, model, "")
-    return result
-
-
-def _step(value: Any, owner: Any, key: Any, path: str, walk: Callable[..., Any]) -> Any:
-    try:
-        child = owner[key]
-    except (KeyError, IndexError, TypeError):
-        return value  # "step", "learning_rate"
-    return walk(value, child, f"{path}.{key}" if path else str(key))
-
-
-def _cut_entry(entry: Any, parameter: mx.array, gather: Gather, path: str) -> Any:
-    if isinstance(entry, dict):
-        return {name: _cut_entry(value, parameter, gather, path) for name, value in entry.items()}
-    if not isinstance(entry, mx.array) or entry.ndim == 0:
-        return entry
-    if entry.shape != parameter.shape:
-        raise CouplingError(
-            f"the optimizer's state of {path} has shape {tuple(entry.shape)}, the parameter "
-            f"{tuple(parameter.shape)}: it cannot be cut alike; make a new optimizer instead"
-        )
-    return gather(entry)
-
-

@@ -136,6 +136,66 @@ def test_state_that_cannot_be_cut_is_refused_before_anything_changes():
     assert optimizer.state is state
 
 
+class Twice(mlx.nn.Module):
+    """A layer under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.d = nn.SubmConv3d(4, 8), nn.SubmConv3d(8, 8), nn.Linear(8, 2)
+        self.c = self.b
+
+    def __call__(self, x):
+        return self.d(self.c(self.b(self.a(x))))
+
+
+def trained(model, optimizer, x, steps=2):
+    step = mlx.nn.value_and_grad(model, loss_of)
+    for _ in range(steps):
+        _, gradients = step(model, x)
+        optimizer.update(model, gradients)
+    mx.eval(model.parameters(), optimizer.state)
+    return model
+
+
+MODELS = {
+    "one name": lambda: nn.Sequential(nn.SubmConv3d(4, 8), nn.BatchNorm(8), nn.SubmConv3d(8, 3)),
+    "two names": Twice,
+}
+MADE = {
+    "Adam": lambda: optim.Adam(0.01),
+    "MultiOptimizer": lambda: optim.MultiOptimizer(
+        [optim.Adam(0.01), optim.SGD(0.01, momentum=0.9)], [lambda name, _: "weight" in name]
+    ),
+}
+
+
+@pytest.mark.parametrize("structure", ["channels", "offsets"])
+@pytest.mark.parametrize("of", MODELS)
+@pytest.mark.parametrize("name", MADE)
+def test_states_of_several_optimizers_and_of_shared_layers_are_cut(name, of, structure):
+    model, optimizer = MODELS[of](), MADE[name]()
+    x = example(model, 60)
+    Pruner(structure, 0.5).attach(model)
+    trained(model, optimizer, x)
+    small = compress(model, optimizer=optimizer, sample=x)
+    for state in optimizer.state.get("states", [optimizer.state]):
+        entries = {k.rpartition(".")[0]: v for k, v in flat(state).items() if v.ndim}
+        shapes = {k: v.shape for k, v in flat(small.parameters()).items()}
+        assert entries and all(v.shape == shapes[k] for k, v in entries.items())
+    trained(small, optimizer, x)
+
+
+def test_state_of_no_parameter_is_refused():
+    model = MODELS["one name"]()
+    x = example(model, 60)
+    Pruner("channels", 0.5).attach(model)
+    optimizer = optim.Adam(0.01)
+    trained(model, optimizer, x)
+    optimizer.state["averages"] = {"layers": [mx.ones((8, 3, 3, 3, 4))]}
+    with pytest.raises(CouplingError, match="averages.*cannot be cut alike"):
+        compress(model, optimizer=optimizer)
+
+
 def test_check_compares_and_can_be_left_out(monkeypatch):
     from mlxsparse.blocks import compress as module  # the function
 

@@ -122,3 +122,30 @@ class Wrapped(mlx.nn.Module):
 
     def __call__(self, x):
         return self.layer(x.feats)
+
+
+class Shared(mlx.nn.Module):
+    """A layer under two names, and one in a list that has two."""
+
+    def __init__(self):
+        super().__init__()
+        self.b, self.d = nn.SubmConv3d(4, 4), nn.Sequential(nn.SubmConv3d(4, 4))
+        self.c, self.e = self.b, self.d
+
+    def __call__(self, x):
+        return self.e(self.d(self.c(self.b(x))))
+
+
+def test_a_shared_layer_that_is_pruned_by_blocks_stays_shared():
+    model = Shared()
+    x = example(model, 60)
+    Pruner("blocks", 0.5, block=(2, 2)).attach(model)
+    expected = np.array(model(x).feats)
+    small = compress(model)
+    assert isinstance(small.b, BlockSparseConv3d) and small.c is small.b
+    assert isinstance(small.d.layers[0], BlockSparseConv3d) and small.e is small.d
+    np.testing.assert_allclose(np.array(small(x).feats), expected, atol=1e-5)
+    optimizer = optim.Adam(0.01)
+    optimizer.init(model.trainable_parameters())
+    small = compress(model, optimizer=optimizer)
+    assert optimizer.state["c"]["weight"]["m"].shape == small.c.weight.shape
