@@ -2,7 +2,9 @@
 
 Every channel that a layer makes gets a label, a number that the features then carry: a concatenation
 puts labels side by side by itself, a residual sum makes the labels of its two sides one (union-find), a
-layer that reads channels notes the labels. What no label survives is refused by name.
+layer that reads channels notes the labels. What no label survives is refused by name. A function of arrays
+may still let the labels of one operand through (a maximum, a gate): runs with half of the labels negative
+must then find the others where they were.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ class Flow:
     _codes: dict[int, int] = field(default_factory=dict)  # code -> label
     _code_of: list[int] = field(default_factory=list)
     _random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    _read: list[tuple[str, list[int]]] = field(default_factory=list)  # what labels_of found, and where
+    _loose: bool = False  # some of it came through functions of arrays
 
     def root(self, label: int) -> int:
         while self._parent[label] != label:
@@ -84,33 +88,75 @@ class Flow:
 
     def labels_of(self, x: Any, where: str) -> list[int]:
         """Labels that the rows of a tensor or array hold; CouplingError if they hold anything else."""
-        rows = host_view((x.feats if isinstance(x, SparseTensor) else x).astype(mx.float32))
-        rows = rows[: x.num_active] if isinstance(x, SparseTensor) else rows.reshape(-1, rows.shape[-1])
+        rows = _rows(x)
         values = rows[0].tolist() if len(rows) else []
         found = [self._codes.get(int(v)) if v == int(v) else None for v in values if np.isfinite(v)]
         if len(found) != rows.shape[1] or None in found or not (rows == rows[:1]).all():
-            raise CouplingError(
-                f"the channels that reach {where} come from an operation that channel pruning does not "
-                "follow; it follows layers of mlxsparse.nn, sums of tensors, ops.cat and pointwise functions"
-            )
-        return [label for label in found if label is not None]
+            raise _lost(where)
+        labels = [label for label in found if label is not None]
+        self._read.append((where, labels))
+        self._loose = self._loose or not (isinstance(x, _Wire) and x._exact)
+        return labels
+
+
+class _Signed(Flow):
+    """A second run, in which some labels have negative codes: each place must hold what it held in `first`.
+
+    At a place of a positive label nothing may change. A negative one may become anything, as in a ReLU, but
+    for another label.
+    """
+
+    def __init__(self, first: Flow, negative: np.ndarray):
+        super().__init__()
+        self._first, self._negative = iter(first._read), negative
+
+    def codes(self, labels: list[int]) -> mx.array:
+        return mx.where(mx.array(self._negative[labels]), -1, 1) * super().codes(labels)
+
+    def labels_of(self, x: Any, where: str) -> list[int]:
+        place, labels = next(self._first, ("", []))
+        rows = _rows(x)
+        if place != where or rows.shape[1] != len(labels):
+            raise _Diverged
+        codes = np.array([self._code_of[label] for label in labels], np.float32)
+        other = np.isin(np.abs(rows), list(self._codes)) & (np.abs(rows) != codes)
+        if not np.where(self._negative[labels], ~other, rows == codes).all():
+            raise _lost(where)
+        return labels
+
+
+class _Diverged(Exception):
+    """The model went another way than in the first run."""
+
+
+def _rows(x: Any) -> np.ndarray:
+    rows: np.ndarray = host_view((x.feats if isinstance(x, SparseTensor) else x).astype(mx.float32))
+    return rows[: x.num_active] if isinstance(x, SparseTensor) else rows.reshape(-1, rows.shape[-1])
+
+
+def _lost(where: str) -> CouplingError:
+    return CouplingError(
+        f"the channels that reach {where} come from an operation that channel pruning does not "
+        "follow; it follows layers of mlxsparse.nn, sums of tensors, ops.cat and pointwise functions"
+    )
 
 
 class _Wire(SparseTensor):
     """A tensor whose features are labels; sums unite them."""
 
     _flow: Flow
+    _exact: bool  # its features are what a layer gave, through no function of arrays
 
     @classmethod
-    def of(cls, flow: Flow, key: CoordinateMapKey, row: mx.array) -> _Wire:
+    def of(cls, flow: Flow, key: CoordinateMapKey, row: mx.array, exact: bool = True) -> _Wire:
         feats = mx.broadcast_to(row, (key.capacity, row.shape[-1]))
         made: Any = cls._make(tuple.__iter__(SparseTensor._of(key, feats)), key, key.manager)
-        made._flow = flow
+        made._flow, made._exact = flow, exact
         wire: _Wire = made
         return wire
 
     def replace(self, feats: mx.array, *, clean: bool = False) -> SparseTensor:
-        return _Wire.of(self._flow, self.key, feats)
+        return _Wire.of(self._flow, self.key, feats, exact=False)
 
     def astype(self, dtype: mx.Dtype) -> SparseTensor:
         return self
@@ -136,6 +182,22 @@ def trace(model: Module, sample: SparseTensor) -> Flow:
     if sample.num_active == 0:
         raise MLXSparseError("sample has no site: the model's channels are found by running it on one")
     flow = Flow()
+    _follow(model, sample, flow)
+    if flow._loose:
+        # Bit b of the labels' numbers, and its complement: any two labels have unlike signs both ways round.
+        numbers = np.arange(len(flow._parent))
+        for bit in range(len(numbers).bit_length()):
+            for negative in (0, 1):
+                try:
+                    _follow(model, sample, _Signed(flow, (numbers >> bit & 1) == negative))
+                except CouplingError:
+                    raise
+                except (_Diverged, ValueError, IndexError):
+                    pass  # features choose its sites or its way: this run says nothing
+    return flow
+
+
+def _follow(model: Module, sample: SparseTensor, flow: Flow) -> None:
     inputs = flow.new(sample.num_channels)
     flow.fix(inputs, "the model's input")
     result = _shadow(model, "", flow, {})(_Wire.of(flow, sample.key, flow.codes(inputs)))
@@ -143,7 +205,6 @@ def trace(model: Module, sample: SparseTensor) -> Flow:
     _gather(result, outputs)
     for out in outputs:
         flow.fix(flow.labels_of(out, "the model's output"), "the model's output")
-    return flow
 
 
 def _gather(value: Any, found: list[Any]) -> None:

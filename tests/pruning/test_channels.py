@@ -139,6 +139,42 @@ def test_operations_that_are_not_followed_are_refused_by_name():
         Pruner("channels").attach(Net(Call(lambda m, x: ops.add(x, x))))
 
 
+ONE_SIDED = {
+    "ops.maximum": lambda a, b: ops.maximum(a, b),
+    "maximum": lambda a, b: a.replace(mx.maximum(a.feats, b.feats)),
+    "minimum": lambda a, b: a.replace(mx.minimum(a.feats, b.feats)),
+    "gate": lambda a, b: a.replace(mx.where(b.feats > 0, a.feats, 0)),
+    "closed gate": lambda a, b: a.replace(mx.where(b.feats <= 0, 0, a.feats)),
+    "gate by one channel": lambda a, b: a.replace(mx.where(b.feats[:, :1] > 0, a.feats, 0)),
+    "gate by a channel of its own": lambda a, b: a.replace(mx.where(a.feats[:, :1] > 0, a.feats, 0)),
+    "then a layer": lambda a, b: nn.ReLU()(a.replace(mx.maximum(a.feats, b.feats))),
+}
+
+
+@pytest.mark.parametrize("width", [1, 8])
+@pytest.mark.parametrize("name", ONE_SIDED)
+def test_an_operation_that_lets_one_side_of_the_labels_through_is_refused(name, width):
+    body = Call(
+        lambda m, x: ONE_SIDED[name](m.a(x), m.b(x)), a=nn.SubmConv3d(6, width), b=nn.SubmConv3d(6, width)
+    )
+    if width == 1 and "of its own" in name:
+        return  # a pointwise function
+    model = Net(body, out=width)
+    with pytest.raises(CouplingError, match="reach head"):
+        Pruner("channels", 0.25).attach(model)
+    assert not any(name.endswith("_keep") for module in model.modules() for name in module)
+
+
+def test_sites_that_features_choose_do_not_stop_the_run():
+    def function(m, x):
+        y = m.a(x)
+        score = mx.maximum(m.score(y).feats[:, 0], 0)
+        return ops.prune(y.replace(mx.maximum(y.feats, 0)), score > 0)
+
+    body = Call(function, a=nn.SubmConv3d(6, 6), score=nn.Linear(6, 1))
+    assert by_name(Net(body))["body.a"].fixed is None
+
+
 def test_shuffled_channels_stay():
     body = Call(lambda m, x: x.replace(x.feats[:, mx.array([0, 2, 1, 3, 5, 4])]))
     assert "another order" in by_name(Net(body))["stem"].fixed
