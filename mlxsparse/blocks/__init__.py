@@ -7,11 +7,12 @@ View -> BlockSpec (-> BlockCoupling) -> ScopeSpec -> keep mask. A mask says True
 from __future__ import annotations
 
 from .base import SparseBlock
-from .compress import compress, restructure, structure_of
+from .compress import compress
 from .coupling import BlockCoupling
 from .criteria import constant, cubic, group_lasso_step, linear, magnitude, n_of_m
 from .param import ParamBox, ParamRef
 from .pruner import Pruner
+from .rebuild import restructure, structure_of
 from .scope import ScopeCoupling, ScopeSpec, keep_largest
 from .spec import BlockSpec
 from .structure import channel_groups, targets

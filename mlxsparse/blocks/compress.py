@@ -18,18 +18,16 @@ import mlx.core as mx
 import numpy as np
 from mlx.nn import Module
 
-from .. import nn
 from ..backend.host import view as host_view
-from ..errors import CheckpointError, CouplingError, MLXSparseError
+from ..errors import CouplingError, MLXSparseError
 from ..nn.conv import NormalizedConv3d, _Conv
 from ..tensor import SparseTensor
 from .flow import example, trace
 from .masking import SUFFIX, effective, mask_names, remove_masks
-from .pack import Packing, from_json, packed, packing_of, to_json
+from .pack import Packing, packed, packing_of
+from .rebuild import CHANNEL_ARRAYS, refit, replace
 from .state import Gather, cut_state
 from .structure import ChannelGroup, _layers, groups_of
-
-CHANNEL_ARRAYS = ("weight", "bias", "running_mean", "running_var")
 
 
 @dataclass
@@ -106,48 +104,6 @@ def compress(
     if optimizer is not None:
         optimizer.state = state
     return small
-
-
-def structure_of(model: Module) -> dict[str, Any]:
-    """JSON-like shapes and taps of the layers, for `restructure` of a fresh model."""
-    return {
-        path: {
-            "shapes": {k: list(v.shape) for k, v in module.items() if isinstance(v, mx.array)},
-            "taps": list(module._taps.index) if isinstance(module, _Conv) and module._taps else None,
-            "identity": isinstance(module, nn.Identity),
-            "packed": to_json(module),
-        }
-        for path, module in model.named_modules()
-        if path and not module.children()
-    }
-
-
-def restructure(model: Module, structure: dict[str, Any]) -> Module:
-    """Give a fresh `model` the shapes and taps of structure_of; its weights are then to be loaded.
-
-    CheckpointError where a layer is missing or does not fit.
-    """
-    modules = dict(model.named_modules())
-    for path, entry in structure.items():
-        module = modules.get(path)
-        try:
-            if module is None:
-                raise KeyError(path)
-            if entry["identity"]:
-                if not isinstance(module, nn.Identity):
-                    _replace(model, path, nn.Identity())
-                continue
-            if entry.get("packed") is not None:
-                module = from_json(module, entry["packed"])
-                _replace(model, path, module)
-            if entry["taps"] is not None:
-                module.keep_taps(entry["taps"])
-            for name, shape in entry["shapes"].items():
-                module[name] = mx.zeros([int(n) for n in shape])
-            _refit(module)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the structure of {path!r} does not fit the model: {error!r}") from None
-    return model
 
 
 # ---------------------------------------------------------------- what goes
@@ -264,7 +220,7 @@ def _apply(module: Module, cut: Cut) -> None:
     for name, value in values.items():
         module[name] = cut.gather(module, name)(value)
     if cut.packing is None:
-        _refit(module)
+        refit(module)
 
 
 def _pack(model: Module, paths: Sequence[str], module: Module, cut: Cut) -> None:
@@ -276,17 +232,7 @@ def _pack(model: Module, paths: Sequence[str], module: Module, cut: Cut) -> None
             layer[name] = module[name]
     layer._no_grad = {name for name in module._no_grad if not name.endswith(SUFFIX)}
     for path in paths:
-        _replace(model, path, layer)
-
-
-def _refit(module: Module) -> None:
-    """Numbers that a layer keeps about its arrays."""
-    if isinstance(module, _Conv) and module.groups > 1:
-        module.groups = module["weight"].shape[0]  # depthwise: the only groups that are cut
-    width = next((module[name].shape[0] for name in CHANNEL_ARRAYS if name in module), None)
-    for name in ("num_features", "dims"):
-        if width is not None and hasattr(module, name):
-            setattr(module, name, width)
+        replace(model, path, layer)
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
@@ -303,14 +249,6 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_copied(child, memo) for child in value)
     return mx.array(value) if isinstance(value, mx.array) else value
-
-
-def _replace(model: Module, path: str, module: Module) -> None:
-    *parents, leaf = path.split(".")
-    owner: Any = model
-    for name in parents:
-        owner = owner[int(name)] if isinstance(owner, list) else owner[name]
-    owner[int(leaf) if isinstance(owner, list) else leaf] = module
 
 
 def _compare(model: Module, small: Module, sample: SparseTensor, tolerance: float) -> None:

@@ -262,6 +262,58 @@ def test_structure_travels_as_json(structure):
         restructure(MinkUNet(ARGS), {"head": {"shapes": {}, "taps": [0], "identity": False}})
 
 
+GOOD = {"shapes": {"weight": [8, 3, 3, 3, 4], "bias": [8]}, "taps": None, "identity": False}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shapes": {"bogus": [8], "weight": [1, 1]}},
+        {"shapes": {"weight": [1, 1], "bias": [1]}},
+        {"shapes": {"weight": [8, 3, 3, 3, 4]}},
+        {"shapes": {"weight": [4, 3, 3, 3, 4], "bias": [8]}},
+        {"shapes": {"weight": [4, 3, 3, 1, 4], "bias": [4]}},
+        {"shapes": {"weight": [9, 3, 3, 3, 4], "bias": [9]}},
+        {"shapes": {"weight": [0, 3, 3, 3, 4], "bias": [0]}},
+        {"shapes": GOOD["shapes"] | {"weight_keep": [8]}},
+        {"shapes": GOOD["shapes"] | {"bogus_keep": [8]}},
+        {"taps": [0, 1]},
+    ],
+)
+def test_a_structure_that_does_not_fit_is_refused(change):
+    restructure(nn.Sequential(nn.SubmConv3d(4, 8)), {"layers.0": GOOD})
+    with pytest.raises(CheckpointError, match="layers.0"):
+        restructure(nn.Sequential(nn.SubmConv3d(4, 8)), {"layers.0": GOOD | change})
+
+
+def test_the_structure_of_a_model_that_is_one_layer():
+    small = compress(Pruner("offsets", 0.5).attach(nn.SubmConv3d(4, 8))._model)
+    fresh = restructure(nn.SubmConv3d(4, 8), json.loads(json.dumps(structure_of(small))))
+    fresh.load_weights(tree_flatten(small.parameters()))
+    x = example(small, 60)
+    np.testing.assert_allclose(np.array(fresh(x).feats), np.array(small(x).feats), atol=1e-6)
+    with pytest.raises(CheckpointError, match="one layer"):
+        restructure(nn.SubmConv3d(4, 8), {"": GOOD | {"identity": True}})
+
+
+def test_the_structure_of_a_masked_model_is_masked():
+    model = unet()
+    Pruner("offsets", 0.5).attach(model)
+    fresh = restructure(MinkUNet(ARGS), json.loads(json.dumps(structure_of(model))))
+    assert not any(k.endswith("_keep") for k in flat(fresh.trainable_parameters()))
+    fresh.load_weights(tree_flatten(model.parameters()))
+    x = example(model, 60)
+    np.testing.assert_array_equal(np.array(fresh.eval()(x).feats), np.array(model.eval()(x).feats))
+    assert compress(fresh).stem.layers[0].conv.weight.shape[1] == 14
+
+
+def test_the_structure_of_a_shared_layer_is_shared():
+    model = Twice()
+    small = compress(Pruner("offsets", 0.5).attach(model)._model)
+    fresh = restructure(Twice(), structure_of(small))
+    assert fresh.b is fresh.c and fresh.b.weight.shape == (8, 14, 8)
+
+
 def test_zeroed_is_not_smaller_but_compressed_is_faster():
     """Arithmetic, not time: multiply-adds fall with the channels squared, masks alone change nothing."""
     model = unet()
