@@ -27,7 +27,7 @@ from .masking import SUFFIX, effective, mask_names, remove_masks
 from .pack import Packing, packed, packing_of
 from .rebuild import CHANNEL_ARRAYS, refit, replace
 from .state import Gather, cut_state
-from .structure import ChannelGroup, _layers, groups_of
+from .structure import ChannelGroup, _layers, check_block, groups_of
 
 
 @dataclass
@@ -85,7 +85,7 @@ def compress(
     """
     masked = [m for _, m in model.named_modules() if mask_names(m)]
     tensor = example(model, 200) if sample is None else sample
-    cuts = _cuts(model, tensor, None if block is None else (int(block[0]), int(block[1])))
+    cuts = _cuts(model, tensor, None if block is None else check_block(block))
     state = None if optimizer is None else cut_state(optimizer.state, model, _gathers(model, cuts))
     small = _copied(model, {})
     by_path = dict(small.named_modules())

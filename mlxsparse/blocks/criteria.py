@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from ..errors import MLXSparseError
 from .base import SparseBlock
+from .prox import check_order
 from .scope import ScopeSpec
 from .spec import BlockSpec
 from .view import View
@@ -20,6 +21,7 @@ Schedule: TypeAlias = Callable[[int], float]
 
 def magnitude(p: float = 2) -> Criterion:
     """Score of a block: its p-norm over the root of its size to the p, the mean size of its elements."""
+    check_order(p)
 
     def score(block: SparseBlock) -> mx.array:
         return block.norms(p=p) / (1 if p == math.inf else block.block_numel ** (1 / p))

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
+from typing import Any
 
 import mlx.core as mx
+
+from ..errors import MLXSparseError
+
+
+def check_order(p: Any) -> None:
+    """MLXSparseError unless `p` is the order of a norm: above 0, or inf."""
+    if not (isinstance(p, Real) and float(p) > 0):
+        raise MLXSparseError(f"p of a norm must be above 0, or inf, got {p!r}")
 
 
 def norms_of(blocks: mx.array, p: float = 2) -> mx.array:
     """p-norm over the last axis in float32: p > 0, or inf. At a block of zeros the gradient is 0."""
+    check_order(p)
     size = mx.abs(blocks.astype(mx.float32))
     if p == math.inf:
         return size.max(axis=-1)

@@ -16,8 +16,8 @@ from ..tensor import SparseTensor
 from .criteria import Criterion, Schedule, constant, magnitude
 from .masking import SUFFIX, effective, mask_names, note_found, remove_masks, set_mask
 from .param import ParamRef
-from .scope import ScopeCoupling, ScopeSpec, keep_largest
-from .structure import STRUCTURES, Target, elements, targets
+from .scope import ScopeCoupling, ScopeSpec, check_nnz, keep_largest
+from .structure import STRUCTURES, Target, check_block, check_names, elements, targets
 
 _NUMBERS = count()
 
@@ -54,7 +54,7 @@ class Pruner:
             concatenations), "blocks" (of output and input channels), or scopes of your own.
         sparsity: share of the blocks of a scope that is pruned (floor); or a schedule from `cubic`, `linear`:
             a function of the step that `update` is given.
-        nnz: blocks kept a scope, in place of sparsity.
+        nnz: blocks kept a scope (all of a smaller one), in place of sparsity.
         criterion: function from a SparseBlock to a score a block, by default the mean size of the elements.
         block: (output, input) channels of a block, for "blocks".
         exclude: names of layers, or prefixes, that stay as they are.
@@ -85,9 +85,11 @@ class Pruner:
             raise MLXSparseError(f"sparsity must lie in [0, 1], got {amount}")
         self.structure = structure
         self.schedule: Schedule = amount if callable(amount) else constant(amount)
-        self.nnz = nnz
+        self.nnz = None if nnz is None else check_nnz(nnz)
         self.criterion = criterion or magnitude()
-        self.block, self.exclude, self.sample = tuple(block), tuple(exclude), sample
+        self.block, self.exclude, self.sample = check_block(block), check_names(exclude), sample
+        if self.exclude and not isinstance(structure, str):
+            raise MLXSparseError("exclude chooses among the layers of a structure: leave out scopes instead")
         self.targets: list[Target] = []
         self._number = next(_NUMBERS)  # what the layers note this pruner's masks by
         self._model: Module | None = None

@@ -6,14 +6,17 @@ View -> BlockSpec (-> BlockCoupling) -> ScopeSpec (-> ScopeCoupling) -> keep mas
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
+from ..backend.host import view as host_view
 from ..backend.running import running_sums
-from ..errors import CouplingError, MLXSparseError, ShapeError
+from ..errors import CouplingError, DTypeError, MLXSparseError, ShapeError, TracedOnHostError
 from . import layout
 from .base import Params, SparseBlock
 from .coupling import check_orders, inverse, permuted
@@ -26,9 +29,14 @@ from .view import View
 def keep_largest(scores: mx.array, nnz: int | mx.array) -> mx.array:
     """True for the `nnz` largest of the last axis: exactly that many, the lowest index first among equals.
 
-    scores (.., n); nnz a number or (..), at most n. NaN counts as the smallest. Pure; works in traced code.
+    scores (.., n); nnz a number or (..), at most n. NaN counts as the smallest. Pure; works in traced code,
+    where a traced nnz is not checked.
     """
     n = scores.shape[-1]
+    if isinstance(nnz, (mx.array, np.ndarray)):
+        nnz = _check_counts(mx.array(nnz), n)
+    else:
+        nnz = check_nnz(nnz, n)
     scores = mx.where(mx.isnan(scores), -math.inf, scores.astype(mx.float32))
     count = mx.broadcast_to(mx.array(nnz, mx.int32), scores.shape[:-1])[..., None]
     if n == 0:
@@ -40,6 +48,32 @@ def keep_largest(scores: mx.array, nnz: int | mx.array) -> mx.array:
     equal = scores == least
     room = count - above.sum(axis=-1, keepdims=True)
     return mx.logical_and(count > 0, above | (equal & (running_sums(equal.astype(mx.int32)) <= room)))
+
+
+def check_nnz(nnz: Any, most: int | None = None) -> int:
+    """A number of blocks as an int; MLXSparseError unless whole and in [0, most]."""
+    try:
+        count = operator.index(nnz)
+    except TypeError:
+        raise MLXSparseError(f"nnz must be a whole number of blocks, got {nnz!r}") from None
+    if isinstance(nnz, (bool, np.bool_)) or count < 0 or (most is not None and count > most):
+        limits = "at least 0" if most is None else f"in [0, {most}], the blocks of a scope"
+        raise MLXSparseError(f"nnz must be a whole number {limits}, got {nnz!r}")
+    return count
+
+
+def _check_counts(nnz: mx.array, most: int) -> mx.array:
+    if not mx.issubdtype(nnz.dtype, mx.integer):
+        raise DTypeError(f"nnz must be whole numbers of blocks, got {nnz.dtype}")
+    try:
+        counts = host_view(nnz)
+    except TracedOnHostError:
+        return nnz
+    if counts.size and not (0 <= counts.min() and counts.max() <= most):
+        raise MLXSparseError(
+            f"nnz must lie in [0, {most}], the blocks of a scope, got {counts.min()} to {counts.max()}"
+        )
+    return nnz
 
 
 class _Scope(ABC):
@@ -103,8 +137,7 @@ class _Scope(ABC):
                  if v is not None]  # fmt: skip
         if len(given) != 1:
             raise MLXSparseError(f"exactly one of thresholds, nnz, sparsity is needed, got {given or 'none'}")
-        if isinstance(nnz, int) and not 0 <= nnz <= self.scope_numel:
-            raise MLXSparseError(f"nnz must lie in [0, {self.scope_numel}], the blocks of a scope, got {nnz}")
+        nnz = mx.array(nnz) if isinstance(nnz, np.ndarray) else nnz
         for label, v in (("thresholds", thresholds), ("nnz", nnz)):
             if isinstance(v, mx.array) and v.ndim and tuple(v.shape) != self.grid_shape:
                 raise ShapeError(f"{label} must have shape {self.grid_shape}, got {tuple(v.shape)}")

@@ -7,6 +7,7 @@ tie together, over convolutions, norms, biases and the layers that read them. Bl
 from __future__ import annotations
 
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -62,8 +63,16 @@ def targets(
 ) -> list[Target]:
     """The scopes of `structure` ("offsets", "channels" or "blocks") in a model.
 
-    exclude: names of layers, or prefixes of names, to leave alone. CouplingError if nothing is left.
+    exclude: names of layers, or prefixes of names, to leave alone. CouplingError if nothing is left,
+        MLXSparseError for a name that the model does not have.
     """
+    exclude, block = check_names(exclude), check_block(block)
+    known = {path for path, _ in model.named_modules()}
+    known |= {
+        path[:i] for path in known for i, letter in enumerate(path) if letter == "."
+    }  # lists have no module
+    if unknown := [name for name in exclude if name not in known]:
+        raise MLXSparseError(f"exclude names {unknown}, which the model does not have")
     if structure == "offsets":
         found = [offset_target(model, path) for path, _ in _kernels(model)]
     elif structure == "channels":
@@ -83,6 +92,26 @@ def targets(
     if not found:
         raise CouplingError(f"the model has no layer whose {structure} can be pruned")
     return found
+
+
+def check_block(block: Sequence[int]) -> tuple[int, int]:
+    """`block` as (output, input) channels; MLXSparseError unless two numbers of at least 1."""
+    try:
+        out, into = (operator.index(n) for n in block)
+    except (TypeError, ValueError):
+        raise MLXSparseError(
+            f"block must be two whole numbers, (output, input) channels, got {block!r}"
+        ) from None
+    if min(out, into) < 1:
+        raise MLXSparseError(f"block must have at least 1 channel on each side, got {block!r}")
+    return out, into
+
+
+def check_names(exclude: Sequence[str]) -> tuple[str, ...]:
+    """`exclude` as a tuple; MLXSparseError for one text, which would be a sequence of letters."""
+    if isinstance(exclude, str) or not all(isinstance(name, str) for name in exclude):
+        raise MLXSparseError(f"exclude must be a sequence of names, as ['stem'], got {exclude!r}")
+    return tuple(exclude)
 
 
 def _excluded(path: str, exclude: Sequence[str]) -> bool:
@@ -128,7 +157,7 @@ def block_target(model: Module, path: str, module: Module, block: Sequence[int])
     """One scope over blocks of (output, input) channels of each tap; None where the blocks do not divide."""
     ref = _ref(model, path, "weight")
     co, *size, ci = ref.shape
-    bo, bi = block
+    bo, bi = check_block(block)
     whole = getattr(module, "groups", 1) == 1 and not isinstance(module, (NormalizedConv3d, _Transposed))
     if co % bo or ci % bi or not whole:
         return None

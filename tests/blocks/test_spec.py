@@ -369,3 +369,25 @@ def test_a_scope_over_a_coupling_and_scopes_that_compete():
         ScopeCoupling([ScopeSpec(BlockSpec(View(mx.ones((n, 6)))), (1,)) for n in (4, 5)])
     with pytest.raises(MLXSparseError, match="one array"):
         both.get_masks(1, values=mx.ones((4, 2)))
+
+
+@pytest.mark.parametrize(
+    "nnz", [-1, 7, 2.7, True, np.int64(100), np.int64(-1), np.float32(2), mx.array(-3), mx.array(100),
+            mx.array(2.0), np.array([1, 1, 7, 1]), mx.array([1, -1, 1, 1])]
+)  # fmt: skip
+def test_counts_of_any_type_are_checked(nnz):
+    scope = ScopeSpec(BlockSpec(View(mx.array(values(4, 6)))), (1, -1))
+    shaped = nnz if getattr(nnz, "ndim", 0) == 0 else mx.array(nnz)[:, None]
+    for call in (scope.block_mask, scope.get_masks, lambda n: scope.hard_threshold(nnz=n)):
+        with pytest.raises(MLXSparseError, match="nnz"):
+            call(shaped)
+    with pytest.raises(MLXSparseError, match="nnz"):
+        keep_largest(mx.array(values(4, 6)), nnz)
+
+
+def test_counts_of_any_type_are_taken():
+    scope = ScopeSpec(BlockSpec(View(mx.array(values(4, 6)))), (1, -1))
+    for nnz in (2, np.int64(2), mx.array(2), np.full((4, 1), 2), mx.full((4, 1), 2, mx.int32)):
+        assert np.array(scope.block_mask(nnz)).sum(axis=1).tolist() == [2] * 4
+    keep = mx.compile(lambda x, n: keep_largest(x, n))(mx.array(values(4, 6)), mx.array(2))
+    assert np.array(keep).sum(axis=1).tolist() == [2] * 4

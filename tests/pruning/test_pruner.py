@@ -271,6 +271,31 @@ def test_bad_requests_leave_the_model_alone():
     ]:
         with pytest.raises(MLXSparseError):
             call()
+    for arguments, word in [
+        ({"exclude": "stem"}, "exclude must be a sequence"),
+        ({"exclude": [3]}, "exclude must be a sequence"),
+        ({"exclude": ["stem", "nowhere"]}, "exclude names \\['nowhere'\\]"),
+        ({"exclude": ["ste"]}, "exclude names"),
+        ({"nnz": -1}, "nnz must"),
+        ({"nnz": 2.7}, "nnz must"),
+        ({"nnz": True}, "nnz must"),
+        ({"block": 32}, "block must"),
+        ({"block": (32,)}, "block must"),
+        ({"block": (4, 4, 4)}, "block must"),
+        ({"block": (4, 2.5)}, "block must"),
+        ({"block": (0, 4)}, "block must"),
+    ]:
+        with pytest.raises(MLXSparseError, match=word):
+            Pruner("blocks", **arguments).attach(model)
+    with pytest.raises(MLXSparseError, match="exclude chooses"):
+        Pruner([ScopeSpec(View.of(model, "head.weight"))], exclude=["head"])
+    with pytest.raises(MLXSparseError, match="block must"):
+        compress(model, block=(0, 4))
+    for p in (0, -1, float("nan"), "2"):
+        with pytest.raises(MLXSparseError, match="p of a norm"):
+            magnitude(p)
+        with pytest.raises(MLXSparseError, match="p of a norm"):
+            BlockSpec(View(mx.ones((2, 2)))).norms(p=p)
     pruner = Pruner("offsets").attach(unet())
     with pytest.raises(MLXSparseError, match="already"):
         pruner.attach(model)
