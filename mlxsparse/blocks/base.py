@@ -206,6 +206,7 @@ class SparseBlock(ABC):
         t: number or grid-shaped. conditioners: positive weights H of the view's shape ({spec: array} if
         coupled); then the step minimises 1/2 (z - x)' H (z - x) + t |z| over each block, by `max_iter`
         halvings. A block whose result has a norm of at most `atol` becomes 0; `eps` guards the division.
+        A block with NaN becomes NaN.
         """
         self._assign(self.soft_thresholded(t, conditioners, max_iter, atol, eps))
 

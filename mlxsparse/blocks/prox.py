@@ -42,7 +42,7 @@ def block_prox(
         z = x32 * mx.maximum(0, 1 - t / (norm + eps))[..., None]
     else:
         z = _conditioned(x32, t, h.astype(mx.float32), max_iter, eps)
-    z = mx.where((norms_of(z) > atol)[..., None], z, 0)
+    z = mx.where((norms_of(z) <= atol)[..., None], 0, z)  # NaN is not at most atol
     return z.astype(x.dtype)
 
 
@@ -52,7 +52,7 @@ def _conditioned(x: mx.array, t: mx.array, h: mx.array, max_iter: int, eps: floa
     mu lies between t Hmin / (|Hx| - t) and t Hmax / (|Hx| - t). Blocks with |Hx| <= t are 0.
     """
     pull = norms_of(h * x)
-    alive = pull > t
+    alive = mx.logical_not(pull <= t)  # NaN stays NaN
     rest = mx.where(alive, pull - t, 1) + eps
     low, high = t * h.min(axis=-1) / rest, t * h.max(axis=-1) / rest
     for _ in range(max_iter):
