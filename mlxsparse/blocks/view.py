@@ -19,8 +19,8 @@ class View:
     """A window (shape, stride, offset) on the parameter in a slot, in elements of its row-major order.
 
     Args:
-        param: ``(module, "weight")``, ParamRef, ParamBox, another View (its shape, stride and offset are the
-            defaults), or an array, which goes into a ParamBox of its own.
+        param: ``(module, "weight")``, ParamRef, ParamBox, another View (its shape, stride and offset where
+            no shape is given; else its parameter alone), or an array, which goes into a ParamBox of its own.
         shape, stride: one number an axis; default the parameter's, row-major. Strides may be negative or 0.
         offset: element of the parameter at index 0 ... 0.
 

@@ -258,6 +258,13 @@ def test_what_a_view_takes():
         slot.data = mx.ones((5, 8))
 
 
+def test_a_view_of_a_view_with_a_shape_is_one_of_the_parameter():
+    window = View(ParamBox(mx.arange(24).reshape(4, 6)), (2, 2), (6, 1), offset=7)
+    assert View(window).data.tolist() == [[7, 8], [13, 14]]
+    assert View(window, (2, 2)).data.tolist() == [[0, 1], [2, 3]]
+    assert View(window, (2, 2), (6, 1), offset=7) == window
+
+
 def test_writing_casts_to_the_parameter():
     view = View(mx.zeros((2, 2), mx.bfloat16))
     view.data = np.array([[1.5, 2], [3, 4]])
