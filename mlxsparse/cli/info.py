@@ -50,13 +50,15 @@ def describe(cloud: PointCloud) -> list[str]:
             lines.append(f"  {axis:<11}{low:.10g} to {high:.10g}")
         lines.append(f"  {'voxels':<11}half as many as points at voxel size {half_size(xyz):g}")
     for name, values in cloud.fields.items():
-        if name not in "xyz":
+        if name not in ("x", "y", "z"):
             lines.append(f"  {name:<22}{_range(values)}")
     return lines + _classes(cloud)
 
 
 def _range(values: np.ndarray) -> str:
-    kind = str(values.dtype) + ("" if values.ndim == 1 else f" x {values.shape[1]}")
+    kind = str(values.dtype) + "".join(f" x {n}" for n in values.shape[1:])
+    if values.dtype.kind not in "iufb":
+        return kind
     known = values[np.isfinite(values)] if values.dtype.kind == "f" else values
     if not known.size:
         return kind

@@ -12,7 +12,7 @@ import argparse
 
 import numpy as np
 
-from ..io.points import output_format, read_points, write_labels
+from ..io.points import check_output, read_points, write_labels
 from ..tasks import segmentation as task
 from .common import check_label_extension, check_output_file, positive, progress_bar
 
@@ -46,14 +46,15 @@ def run(options: argparse.Namespace) -> int:
     check_label_extension(options.output)
     model, settings = task.load(options.weights)
     cloud = read_points(options.cloud)
-    output_format(cloud.format, options.output)
+    # 0 is "never classified" in LAS: the answer for points without a finite position.
+    lost = [] if np.isfinite(cloud.points).all() else [0]
+    check_output(cloud, [*settings.classes, *lost], options.output)
     inputs = task.inputs_of(cloud, settings)
     with progress_bar("segment", "crop") as progress:
         answer = task.predict(
             model, settings, cloud.points, inputs, votes=options.votes, crop_points=options.crop_points,
             precision=options.precision, progress=progress,
         )  # fmt: skip
-    # 0 is "never classified" in LAS: the answer for points without a finite position.
     labels = np.where(answer < 0, 0, np.asarray(settings.classes)[np.maximum(answer, 0)])
     write_labels(cloud, labels, options.output)
     for index in range(len(settings.classes)):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import PointCloudError
-from .cloud import PointCloud, atomic_write, check_labels, column_names, structured
+from .cloud import PointCloud, atomic_write, check_labels, check_range, column_names, structured
 
 #: Names under which an .npz keeps its points, best first.
 _POINTS = ("points", "xyz", "pc", "coord", "coords", "positions")
@@ -27,7 +27,8 @@ def read_npy(path: str | os.PathLike[str]) -> PointCloud:
 def read_npz(path: str | os.PathLike[str]) -> PointCloud:
     """Read an .npz: the points are the array `points`, `xyz`, `pc`, `coord`, or the only table (N, C >= 3).
 
-    Other arrays of N values become fields; `labels` is called `label`.
+    Other arrays of N values become fields, but for those named x, y or z: the points have these already.
+    `labels` is called `label`; PointCloudError where the file has both and they differ.
     """
     path = os.fspath(path)
     arrays: dict[str, np.ndarray] = _load(path)
@@ -41,9 +42,18 @@ def read_npz(path: str | os.PathLike[str]) -> PointCloud:
         )
     key = (named or tables)[0]
     points, fields = _table(arrays[key], path)
-    for name, values in arrays.items():
-        if name != key and values.shape == (len(points),) and values.dtype.kind in "iuf":
-            fields["label" if name == "labels" else name] = values
+    columns = {
+        name: values
+        for name, values in arrays.items()
+        if name not in (key, "x", "y", "z") and values.shape == (len(points),) and values.dtype.kind in "iuf"
+    }
+    if "labels" in columns:
+        labels = columns.pop("labels")
+        if not np.array_equal(columns.setdefault("label", labels), labels):
+            raise PointCloudError(
+                f"{path!r} has both label and labels, and they differ; remove the one that is not the class"
+            )
+    fields.update(columns)
     return PointCloud(
         points,
         fields,
@@ -55,7 +65,7 @@ def read_npz(path: str | os.PathLike[str]) -> PointCloud:
 
 
 def write_npy_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[str]) -> None:
-    """Write any cloud as a structured .npy: x, y, z, its one-column fields, and `label` (int32)."""
+    """Write any cloud as a structured .npy: x, y, z, its one-column number fields, and `label` (int32)."""
     labels = check_labels(labels, len(cloud))
     with atomic_write(path) as stream:
         np.save(stream, structured(cloud, labels), allow_pickle=False)
@@ -64,6 +74,7 @@ def write_npy_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathL
 def write_npz_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[str]) -> None:
     """Write a cloud of `read_npz` again, every array as it was, with the array `label` (int32)."""
     labels = check_labels(labels, len(cloud))
+    check_range(labels, -(2**31), 2**31 - 1, "a label of 32 bits")
     arrays = {name: values for name, values in cloud.source.items() if name not in ("label", "labels")}
     with atomic_write(path) as stream:
         np.savez_compressed(stream, **arrays, label=labels.astype(np.int32))
@@ -88,6 +99,11 @@ def _table(array: np.ndarray, path: str) -> tuple[np.ndarray, dict[str, np.ndarr
         missing = [axis for axis in "xyz" if axis not in names]
         if missing:
             raise PointCloudError(f"{path!r} has no field {missing[0]!r}; its fields are {', '.join(names)}")
+        for axis in "xyz":
+            if array.dtype[axis].kind not in "iuf":  # a field of several values has kind V
+                raise PointCloudError(
+                    f"{path!r}: the field {axis!r} is {array.dtype[axis]}; one number a point is needed"
+                )
         fields = {name: np.ascontiguousarray(array[name]) for name in names}
     elif names is None and array.ndim == 2 and array.shape[1] >= 3 and array.dtype.kind in "iuf":
         fields = {name: np.ascontiguousarray(c) for name, c in zip(column_names(array), array.T)}

@@ -76,11 +76,21 @@ def column_names(table: np.ndarray) -> list[str]:
     return ["x", "y", "z", *names]
 
 
+def written_fields(cloud: PointCloud) -> dict[str, np.ndarray]:
+    """The fields that `structured` writes beside x, y, z and the label: one number a point."""
+    return {name: v for name, v in cloud.fields.items()
+            if name not in ("x", "y", "z", "label") and v.ndim == 1 and v.dtype.kind in "iufb"}
+
+
 def structured(cloud: PointCloud, labels: np.ndarray) -> np.ndarray:
-    """Table (N,) of x, y, z (float64 unless the cloud has such fields), one-column fields, `label`."""
-    columns = {axis: cloud.fields.get(axis, cloud.points[:, i]) for i, axis in enumerate("xyz")}
-    columns.update({name: v for name, v in cloud.fields.items()
-                    if v.ndim == 1 and name not in "xyz" and v.dtype.kind in "iufb"})
+    """Table (N,) of x, y, z (float64, or the fields that hold the same), `written_fields`, `label`."""
+    columns = {}
+    for i, axis in enumerate(("x", "y", "z")):
+        own = cloud.fields.get(axis)
+        same = own is not None and np.array_equal(own, cloud.points[:, i], equal_nan=True)
+        columns[axis] = own if own is not None and same else cloud.points[:, i]
+    columns.update(written_fields(cloud))
+    check_range(labels, -(2**31), 2**31 - 1, "a label of 32 bits")
     columns["label"] = labels.astype(np.int32)
     table = np.empty(len(cloud), [(name, np.asarray(v).dtype) for name, v in columns.items()])
     for name, values in columns.items():
@@ -98,6 +108,13 @@ def check_labels(labels: np.ndarray, count: int) -> np.ndarray:
         raise PointCloudError(f"labels has dtype {labels.dtype}; integer class numbers are needed "
                               "(use labels.astype(np.int32))")
     return labels
+
+
+def check_range(labels: np.ndarray, low: int, high: int, what: str) -> None:
+    """PointCloudError where integer `labels` leave [low, high], the classes that `what` holds."""
+    if labels.size and (labels.min() < low or labels.max() > high):
+        raise PointCloudError(f"labels reach from {labels.min()} to {labels.max()}; {what} stores classes "
+                              f"{low} to {high}")
 
 
 class _Writer:

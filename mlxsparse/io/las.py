@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..errors import PointCloudError
-from .cloud import PointCloud, atomic_write, check_labels, optional_library
+from .cloud import PointCloud, atomic_write, check_labels, check_range, optional_library
 
 _CREATION_DATE_OFFSET = 90  # two uint16: day of year, year
 _VLR_HEADER_BYTES = 54
@@ -104,7 +104,7 @@ def write_las_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathL
     laspy = _laspy()
     source = cloud.source
     labels = check_labels(labels, len(cloud))
-    _check_class_range(labels, source.header.point_format.id)
+    check_labels_fit(cloud, labels)
     header = copy.deepcopy(source.header)
     # A rewritten file has no octree, so COPC's records would lie about it.
     header.vlrs[:] = [record for record in header.vlrs if record.user_id != "copc"]
@@ -124,8 +124,10 @@ def write_las(path: str | os.PathLike[str], points: np.ndarray,
 
     points: (N, 3), file units. fields: LAS dimension name -> (N,), e.g. intensity uint16, classification
     (0 to 255), red, green, blue uint16; other names become extra dimensions of the array's type.
-    scale: file units per integer step; offset: origin of the integers, by default floor of the minimum.
-    Raises PointCloudError where a point is not finite or does not fit 32-bit integers at this scale.
+    scale: file units per integer step, above 0; offset: origin of the integers, by default floor of the
+    minimum.
+    Raises PointCloudError where a point is not finite or does not fit 32-bit integers at this scale, and
+    where a field does not fit its dimension.
     """
     laspy = _laspy()
     points = np.asarray(points, dtype=np.float64)
@@ -141,11 +143,14 @@ def write_las(path: str | os.PathLike[str], points: np.ndarray,
 
     header = laspy.LasHeader(version="1.4", point_format=7 if {"red", "green", "blue"} & set(fields) else 6)
     header.generating_software = "mlxsparse"
-    header.scales = np.broadcast_to(np.asarray(scale, dtype=np.float64), (3,)).copy()
+    header.scales = _three("scale", scale)
+    if not (header.scales > 0).all():
+        raise PointCloudError(f"scale must be above 0, got {scale}")
     low = points.min(axis=0) if len(points) else np.zeros(3)
-    header.offsets = np.floor(low) if offset is None else np.asarray(offset, dtype=np.float64)
-    steps = np.abs(points - header.offsets) / header.scales
-    if len(points) and steps.max() > 2**31 - 1:
+    header.offsets = _three("offset", np.floor(low) if offset is None else offset)
+    with np.errstate(over="ignore"):
+        steps = np.abs(points - header.offsets) / header.scales
+    if len(points) and not steps.max() <= 2**31 - 1:
         raise PointCloudError(f"points reach {steps.max():.3g} steps from the offset, more than 32-bit "
                               "integers hold; use a larger scale or an offset near the points")
     standard = set(header.point_format.dimension_names)
@@ -162,31 +167,43 @@ def write_las(path: str | os.PathLike[str], points: np.ndarray,
     for name, values in fields.items():
         values = np.asarray(values)
         if name in standard:
-            _check_range(name, values, data[name])
+            _check_range(name, values, header.point_format.dimension_by_name(name))
         data[name] = values
     _write(data, path, compress=os.fspath(path).lower().endswith(".laz"), keep_date=True)
 
 
-def _check_range(name: str, values: np.ndarray, target: Any) -> None:
-    """Raise PointCloudError where `values` would not survive the dimension's integer type."""
-    if name == "classification":
-        _check_class_range(values, point_format=6)
+def _three(name: str, value: Any) -> np.ndarray:
+    """One number or three as float64 (3,); PointCloudError for anything else, and for NaN and infinity."""
+    try:
+        three = np.broadcast_to(np.asarray(value, dtype=np.float64), (3,)).copy()
+    except (TypeError, ValueError):
+        three = np.full(3, np.nan)
+    if not np.isfinite(three).all():
+        raise PointCloudError(f"{name} must be finite, one number or three (x, y, z), got {value}")
+    return three
+
+
+def _check_range(name: str, values: np.ndarray, dimension: Any) -> None:
+    """Raise PointCloudError where `values` would not survive the dimension's integer type or its few bits."""
+    if values.dtype.kind not in "iufb":
+        raise PointCloudError(f"fields[{name!r}] has dtype {values.dtype}; numbers are needed")
+    if dimension.kind.name == "FloatingPoint" or not values.size:
         return
-    dtype = np.asarray(target).dtype
-    if dtype.kind not in "iu" or not values.size:
-        return
-    limits = np.iinfo(dtype)
-    if values.dtype.kind not in "iub" or values.min() < limits.min or values.max() > limits.max:
+    if name == "classification" and values.dtype.kind == "f" and np.array_equal(values, np.floor(values)):
+        values = values.astype(np.float64)  # whole numbers in a float type; NaN is none
+    elif values.dtype.kind == "f":
         raise PointCloudError(f"fields[{name!r}] ({values.dtype}, {values.min()} to {values.max()}) does not "
-                              f"fit the LAS dimension, {dtype} ({limits.min} to {limits.max}); "
+                              f"fit the LAS dimension, whole numbers {dimension.min} to {dimension.max}; "
                               "scale and round it first")
+    if values.min() < dimension.min or values.max() > dimension.max:
+        raise PointCloudError(f"fields[{name!r}] reaches from {values.min()} to {values.max()}, which does "
+                              f"not fit the LAS dimension ({dimension.min} to {dimension.max})")
 
 
-def _check_class_range(labels: np.ndarray, point_format: int) -> None:
-    limit = 31 if point_format < 6 else 255
-    if labels.size and (labels.min() < 0 or labels.max() > limit):
-        raise PointCloudError(f"labels reach from {labels.min()} to {labels.max()}; LAS point format "
-                              f"{point_format} stores classes 0 to {limit}")
+def check_labels_fit(cloud: PointCloud, labels: np.ndarray) -> None:
+    """PointCloudError where the point format of a cloud of `read_las` has no room for the labels."""
+    point_format = cloud.source.header.point_format.id
+    check_range(labels, 0, 31 if point_format < 6 else 255, f"LAS point format {point_format}")
 
 
 def _write(data: Any, path: str | os.PathLike[str], compress: bool, keep_date: bool) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import PointCloudError
-from .cloud import PointCloud, atomic_write, check_labels, optional_library
+from .cloud import PointCloud, atomic_write, check_labels, check_range, optional_library
 
 _KEYS = set("VERSION FIELDS COLUMNS SIZE TYPE COUNT WIDTH HEIGHT VIEWPOINT POINTS DATA".split())
 _ENCODINGS = ("ascii", "binary", "binary_compressed")
@@ -66,11 +66,7 @@ def write_pcd_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathL
     """Write a cloud of `read_pcd` again with a `label` field (uint32; int32 if one is negative)."""
     source: PcdSource = cloud.source
     labels = check_labels(labels, len(cloud))
-    kind = "I4" if labels.size and labels.min() < 0 else "U4"
-    limits = np.iinfo(_TYPES[kind])
-    if labels.size and (labels.max() > limits.max or labels.min() < limits.min):
-        raise PointCloudError(f"labels reach from {labels.min()} to {labels.max()}; "
-                              "a PCD label field has 32 bits")
+    kind = label_type(labels)
     if "label" in source.names:
         place = source.names.index("label")
         before, after = slice(0, place), slice(place + 1, None)
@@ -92,6 +88,14 @@ def write_pcd_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathL
     with atomic_write(path) as stream:
         stream.write(_header(source.lines, names, types, counts))
         stream.write(body)
+
+
+def label_type(labels: np.ndarray) -> str:
+    """The type of a `label` field for these labels; PointCloudError where 32 bits do not hold them."""
+    kind = "I4" if labels.size and labels.min() < 0 else "U4"
+    limits = np.iinfo(_TYPES[kind])
+    check_range(labels, limits.min, limits.max, "a PCD label field has 32 bits and")
+    return kind
 
 
 # --- header -----------------------------------------------------------------------------------------------

@@ -7,13 +7,21 @@ byte order.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import PointCloudError
-from .cloud import PointCloud, atomic_write, check_labels, optional_library, structured
+from .cloud import (
+    PointCloud,
+    atomic_write,
+    check_labels,
+    check_range,
+    optional_library,
+    structured,
+    written_fields,
+)
 
 
 def _plyfile() -> Any:
@@ -57,6 +65,7 @@ def write_ply_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathL
     """
     labels = check_labels(labels, len(cloud))
     plyfile = _plyfile()
+    check_labels_fit(cloud, labels)
     if cloud.format != "ply":
         _write_new(structured(cloud, labels), path)
         return
@@ -79,6 +88,13 @@ def write_ply_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathL
     _write(plyfile.PlyData(elements, source.text, source.byte_order, source.comments, source.obj_info), path)
 
 
+def check_labels_fit(cloud: PointCloud, labels: np.ndarray) -> None:
+    """PointCloudError where the labels, or the names of the cloud's fields, cannot be written as PLY."""
+    check_range(labels, -(2**31), 2**31 - 1, "a label of 32 bits")
+    if cloud.format != "ply":
+        _words(["x", "y", "z", *written_fields(cloud), "label"])
+
+
 def write_ply(path: str | os.PathLike[str], points: np.ndarray, fields: Mapping[str, np.ndarray]) -> None:
     """Write a new binary PLY: points (N, 3) as float32, fields name -> (N,), as red, green, blue uint8."""
     columns = {axis: np.asarray(points[:, i], np.float32) for i, axis in enumerate("xyz")} | dict(fields)
@@ -97,7 +113,8 @@ def _write_new(table: np.ndarray, path: str | os.PathLike[str]) -> None:
 def _plain(table: np.ndarray) -> np.ndarray:
     """The table in types that PLY has: no 64-bit integers, booleans or half floats."""
     kinds = []
-    for name in table.dtype.names or ():
+    names = table.dtype.names or ()
+    for name, word in zip(names, _words(names)):
         kind = table.dtype[name]
         if kind.kind == "b":
             kind = np.dtype("u1")
@@ -107,12 +124,26 @@ def _plain(table: np.ndarray) -> np.ndarray:
             kind = np.dtype("i4" if fits else "f8")
         elif kind == np.float16:
             kind = np.dtype("f4")
-        # A property's name is one word.
-        kinds.append(("_".join(name.split()), kind))
+        kinds.append((word, kind))
     plain = np.empty(len(table), kinds)
-    for (new, _), old in zip(kinds, table.dtype.names or ()):
+    for (new, _), old in zip(kinds, names):
         plain[new] = table[old]
     return plain
+
+
+def _words(names: Sequence[str]) -> list[str]:
+    """Names of properties: one ASCII word each; PointCloudError where fields have no such names."""
+    words: dict[str, str] = {}
+    for name in names:
+        word = "_".join(name.split())
+        if not (word.isascii() and word.isprintable() and word):
+            raise PointCloudError(f"the field {name!r} cannot be in a PLY file, whose names are ASCII; "
+                                  "rename it, or write .npy")  # fmt: skip
+        if word in words:
+            raise PointCloudError(f"the fields {words[word]!r} and {name!r} would both be {word!r} in a PLY "
+                                  "file; rename one, or write .npy")  # fmt: skip
+        words[word] = name
+    return list(words)
 
 
 def _write(data: Any, path: str | os.PathLike[str]) -> None:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import PointCloudError
 from . import arrays, las, pcd, ply, raw, text
-from .cloud import EXTENSIONS, NAMES, PointCloud, check_labels
+from .cloud import EXTENSIONS, NAMES, PointCloud, check_labels, check_range
 
-__all__ = ["PointCloud", "output_format", "read_points", "sniff_format", "write_labels"]
+__all__ = ["PointCloud", "check_output", "output_format", "read_points", "sniff_format", "write_labels"]
 
 _PCD_HEADER = re.compile(rb"^(VERSION|FIELDS|COLUMNS)[ \t]", re.MULTILINE)
 _READERS: dict[str, Callable[[str], PointCloud]] = {
@@ -105,6 +105,25 @@ def output_format(source: str, path: str | os.PathLike[str]) -> str:
         f"path {path!r} ends in {extension}, but the cloud was read from {NAMES[source]}; "
         "write_labels keeps the format, or writes .ply, .npy or .label"
     )
+
+
+def check_output(cloud: PointCloud, classes: Sequence[int], path: str | os.PathLike[str]) -> None:
+    """PointCloudError where `write_labels` could not write `cloud` with labels of these classes to `path`.
+
+    To be asked before the labels are worked out.
+    """
+    kind = output_format(cloud.format if cloud.source is not None else "", path)
+    labels = np.asarray(classes, np.int64)
+    if kind in ("las", "laz"):
+        las.check_labels_fit(cloud, labels)
+    elif kind == "ply":
+        ply.check_labels_fit(cloud, labels)
+    elif kind == "pcd":
+        pcd.label_type(labels)
+    elif kind in ("npy", "npz"):
+        check_range(labels, -(2**31), 2**31 - 1, "a label of 32 bits")
+    elif kind == "label":
+        raw.check_labels_fit(labels)
 
 
 def write_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[str]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import PointCloudError
-from .cloud import PointCloud, atomic_write, check_labels
+from .cloud import PointCloud, atomic_write, check_labels, check_range
 
 _MAX_RING = 255
 _FARTHEST = 1e6  # metres; more is not a LiDAR's range, so the bytes are something else
@@ -78,12 +78,14 @@ def _labels_beside(path: Path, count: int) -> dict[str, np.ndarray]:
     return {}
 
 
+def check_labels_fit(labels: np.ndarray) -> None:
+    """PointCloudError where a .label file has no room for the labels: they have the lower 16 bits."""
+    check_range(labels, 0, 0xFFFF, "a .label file")
+
+
 def write_label_file(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[str]) -> None:
     """Write SemanticKITTI's .label: one uint32 a point, in the points' order."""
     labels = check_labels(labels, len(cloud))
-    if labels.size and (labels.min() < 0 or labels.max() > 0xFFFF):
-        raise PointCloudError(
-            f"labels reach from {labels.min()} to {labels.max()}; a .label file stores classes 0 to 65535"
-        )
+    check_labels_fit(labels)
     with atomic_write(path) as stream:
         stream.write(labels.astype("<u4").tobytes())

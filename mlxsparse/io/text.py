@@ -6,6 +6,7 @@ Rows are kept as they were, so that no digit changes when labels are added.
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 from dataclasses import dataclass
@@ -21,20 +22,21 @@ _ALIASES = {"r": "red", "g": "green", "b": "blue", "i": "intensity", "class": "l
 @dataclass
 class TextSource:
     """before: lines before the rows. header: which of them names the columns, or None. rows: as they were.
-    names: of the columns. delimiter: None for blanks."""
+    names: of the columns. delimiter: None for blanks. mark: the byte order mark before it all, or nothing."""
 
     before: list[bytes]
     header: int | None
     rows: list[bytes]
     names: list[str]
     delimiter: bytes | None
+    mark: bytes = b""
 
 
 def looks_like_text(head: bytes) -> bool:
     """Whether the first bytes of a file are text whose first row of numbers has three or more of them."""
     if b"\0" in head:
         return False
-    lines = head.splitlines()[: -1 if len(head) >= 4096 else None]
+    lines = head.removeprefix(codecs.BOM_UTF8).splitlines()[: -1 if len(head) >= 4096 else None]
     return any(_numbers(line) >= 3 for line in lines if not line.lstrip().startswith((b"#", b"//")))
 
 
@@ -43,9 +45,11 @@ def read_text(path: str | os.PathLike[str]) -> PointCloud:
     path = os.fspath(path)
     try:
         with open(path, "rb") as stream:
-            lines = stream.read().splitlines()
+            content = stream.read()
     except (OSError, MemoryError) as error:
         raise PointCloudError(f"cannot read {path!r}: {error}") from error
+    mark = codecs.BOM_UTF8 if content.startswith(codecs.BOM_UTF8) else b""
+    lines = content[len(mark) :].splitlines()
     first = next(
         (
             i
@@ -75,7 +79,7 @@ def read_text(path: str | os.PathLike[str]) -> PointCloud:
         raise PointCloudError(f"{path!r} says it has {count} points; {len(rows)} rows are there")
     fields = {name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(names)}
     points = np.stack([fields[axis] for axis in "xyz"], axis=1)
-    source = TextSource(before, header, rows, names, delimiter)
+    source = TextSource(before, header, rows, names, delimiter, mark)
     return PointCloud(
         points, fields, source=source, path=path, format="text", details={"columns": " ".join(names)}
     )
@@ -93,6 +97,7 @@ def write_text_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.Path
     elif place is None:
         before.append(b"# " + apart.join(name.encode() for name in [*source.names, "label"]))
     with atomic_write(path) as stream:
+        stream.write(source.mark)
         for line in before:
             stream.write(line + b"\n")
         for row, label in zip(source.rows, labels.tolist()):
@@ -121,7 +126,8 @@ def _named(before: list[bytes], columns: int, delimiter: bytes | None) -> tuple[
     for at in reversed(range(len(before))):
         text = before[at].decode("utf-8", "replace").strip().lstrip("#/").strip()
         words = [w.strip().strip('"').lower() for w in text.split(delimiter.decode() if delimiter else None)]
-        names = [_ALIASES.get(word, word) for word in words]
+        # A column keeps its own name where another one has the usual one: class beside label.
+        names = [word if _ALIASES.get(word) in words else _ALIASES.get(word, word) for word in words]
         if len(names) == columns and {"x", "y", "z"} <= set(names) and len(set(names)) == columns:
             return at, names
     return None, None

@@ -47,6 +47,16 @@ def test_write_las_without_points(tmp_path):
     (np.zeros((2, 3)), {"intensity": np.array([0, 65536])}, {}, "does not fit"),
     (np.zeros((2, 3)), {"intensity": np.array([0.0, 0.5])}, {}, "does not fit"),
     (np.zeros((2, 3)), {"classification": np.array([0, 256])}, {}, "0 to 255"),
+    (np.zeros((2, 3)), {"classification": np.array([0, 2.7])}, {}, "whole numbers 0 to 255"),
+    (np.zeros((2, 3)), {"classification": np.array([0, np.nan])}, {}, "whole numbers 0 to 255"),
+    (np.zeros((2, 3)), {"classification": np.array([0, np.inf])}, {}, "whole numbers|0 to 255"),
+    (np.zeros((2, 3)), {"classification": np.array(["a", "b"])}, {}, "numbers are needed"),
+    (np.zeros((2, 3)), {"return_number": np.full(2, 20, np.uint8)}, {}, "0 to 15"),
+    (np.zeros((2, 3)), {"synthetic": np.full(2, 2, np.uint8)}, {}, "0 to 1"),
+    (np.zeros((2, 3)), {}, {"scale": -0.001}, "above 0"),
+    (np.zeros((2, 3)), {}, {"scale": np.nan}, "scale must be finite"),
+    (np.zeros((2, 3)), {}, {"scale": (1, 1)}, "scale must be finite, one number or three"),
+    (np.zeros((2, 3)), {}, {"offset": (0, 0, np.inf)}, "offset must be finite"),
     (np.zeros((2, 3)), {"note": np.array(["a", "b"])}, {}, "extra dimension"),
 ])
 def test_write_las_refuses(points, fields, options, message, tmp_path):
@@ -126,3 +136,8 @@ def test_write_through_a_link_and_permissions(tmp_path):
     assert read_points(tmp_path / "a.las").fields["classification"].tolist() == [4, 4]
     (tmp_path / "plain").touch()
     assert (tmp_path / "a.las").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_classes_in_a_float_type_are_written_where_they_are_whole(tmp_path):
+    write_las(tmp_path / "a.las", np.zeros((2, 3)), {"classification": np.array([2.0, 255.0])})
+    assert read_points(tmp_path / "a.las").fields["classification"].tolist() == [2, 255]

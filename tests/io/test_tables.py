@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mlxsparse.cli.info import describe
 from mlxsparse.errors import PointCloudError
 from mlxsparse.io.cloud import PointCloud
-from mlxsparse.io.points import output_format, read_points, write_labels
+from mlxsparse.io.points import check_output, output_format, read_points, write_labels
 from tests.data_paths import data_path
 
 
@@ -228,3 +229,114 @@ def test_mislabelled(tmp_path):
         with pytest.raises(PointCloudError, match=f"extension {suffix} says"):
             read_points(path)
         path.rename(tmp_path / "a.npy")
+
+
+# --- defects that were found ------------------------------------------------------------------------------
+
+
+def cloud_file(path, n=6):
+    """A cloud without labels in the format that the name says."""
+    points = np.arange(3.0 * n).reshape(n, 3)
+    if path.suffix == ".npz":
+        np.savez(path, points=points)
+    else:
+        np.save(path, points)
+    return read_points(path)
+
+
+@pytest.mark.parametrize("source", ["a.npy", "a.npz"])
+@pytest.mark.parametrize("extension", [".npy", ".npz", ".ply"])
+@pytest.mark.parametrize(
+    "labels", [np.full(6, 2**32 + 5), np.full(6, 3_000_000_000, np.uint32), np.full(6, -(2**31) - 1)]
+)
+def test_labels_that_32_bits_do_not_hold_are_refused_not_wrapped(source, extension, labels, tmp_path):
+    cloud = cloud_file(tmp_path / source)
+    if extension == ".npz" and cloud.format != "npz":
+        return
+    out = tmp_path / f"out{extension}"
+    for write in (write_labels, lambda c, v, p: check_output(c, v.tolist(), p)):
+        with pytest.raises(PointCloudError, match="labels reach from"):
+            write(cloud, labels, out)
+    assert not out.exists()
+    edges = np.array([-(2**31), 2**31 - 1] * 3)
+    write_labels(cloud, edges, out)
+    assert read_points(out).fields["label"].tolist() == edges.tolist()
+
+
+@pytest.mark.parametrize("header", [b"", b"x,y,z,label\n", b"// x,y,z,label\n"])
+def test_a_byte_order_mark_hides_neither_a_row_nor_the_header(header, tmp_path):
+    text = b"\xef\xbb\xbf" + header + b"1,2,3,4\n5,6,7,8\n9,10,11,12\n"
+    (tmp_path / "a.csv").write_bytes(text)
+    cloud = read_points(tmp_path / "a.csv")
+    assert cloud.points[:, 0].tolist() == [1, 5, 9]
+    assert list(cloud.fields) == ["x", "y", "z", "label" if header else "intensity"]
+    write_labels(cloud, np.array([7, 8, 9]), tmp_path / "b.csv")
+    written = (tmp_path / "b.csv").read_bytes()
+    assert written.startswith(b"\xef\xbb\xbf") and written.count(b"\xef\xbb\xbf") == 1
+    assert read_points(tmp_path / "b.csv").fields["label"].tolist() == [7, 8, 9]
+
+
+def test_two_names_of_one_field_do_not_hide_the_header(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y,z,class,label\n1,2,3,4,5\n")
+    fields = read_points(tmp_path / "a.csv").fields
+    assert fields["class"].tolist() == [4] and fields["label"].tolist() == [5]
+
+
+@pytest.mark.parametrize("extension", [".npy", ".ply", ".npz"])
+def test_an_array_named_x_does_not_replace_the_positions(extension, tmp_path):
+    points = np.arange(18.0).reshape(6, 3)
+    np.savez(tmp_path / "n.npz", points=points, x=np.full(6, 99.0), label=np.zeros(6, int))
+    cloud = read_points(tmp_path / "n.npz")
+    assert cloud.fields["x"].tolist() == points[:, 0].tolist()
+    write_labels(cloud, np.arange(6), tmp_path / f"out{extension}")
+    np.testing.assert_array_equal(read_points(tmp_path / f"out{extension}").points, points)
+
+
+def test_moved_points_are_written_where_they_are_now(tmp_path):
+    cloud = cloud_file(tmp_path / "a.npy")
+    cloud.points = cloud.points + 1
+    write_labels(cloud, np.arange(6), tmp_path / "b.npy")
+    np.testing.assert_array_equal(read_points(tmp_path / "b.npy").points, cloud.points)
+
+
+@pytest.mark.parametrize("extension", [".npy", ".ply"])
+def test_fields_named_by_parts_of_xyz_stay(extension, tmp_path):
+    (tmp_path / "a.csv").write_text("x,y,z,xy,yz,xyz\n1,2,3,4,5,6\n7,8,9,10,11,12\n")
+    cloud = read_points(tmp_path / "a.csv")
+    assert {"xy", "yz", "xyz"} <= {line.split()[0] for line in describe(cloud)[1:]}
+    write_labels(cloud, np.arange(2), tmp_path / f"b{extension}")
+    fields = read_points(tmp_path / f"b{extension}").fields
+    assert [fields[name].tolist() for name in ("xy", "yz", "xyz")] == [[4, 10], [5, 11], [6, 12]]
+
+
+@pytest.mark.parametrize(
+    ("header", "words"), [("höhe,b", "'höhe'.*ASCII"), ("gps time,gps_time", "'gps time' and 'gps_time'")]
+)
+def test_names_that_ply_cannot_have_are_refused_before_the_work(header, words, tmp_path):
+    (tmp_path / "a.csv").write_text(f"x,y,z,{header}\n1,2,3,4,5\n", encoding="utf-8")
+    cloud = read_points(tmp_path / "a.csv")
+    with pytest.raises(PointCloudError, match=words):
+        check_output(cloud, [0, 1], tmp_path / "b.ply")
+    with pytest.raises(PointCloudError, match=words):
+        write_labels(cloud, np.zeros(1, int), tmp_path / "b.ply")
+    check_output(cloud, [0, 1], tmp_path / "b.csv")
+
+
+def test_structured_arrays_with_other_than_numbers(tmp_path):
+    kinds = [("x", "f8"), ("y", "f8"), ("z", "f8"), ("name", "U4"), ("box", "f4", (2, 3)), ("when", "M8[s]")]
+    np.save(tmp_path / "a.npy", np.zeros(5, kinds))
+    said = "\n".join(describe(read_points(tmp_path / "a.npy")))
+    assert "<U4" in said and "float32 x 2 x 3" in said and "datetime64[s]" in said
+    for kind in (("x", "U4"), ("x", "f8", (2,)), ("x", "c16"), ("x", [("a", "f8")])):
+        np.save(tmp_path / "b.npy", np.zeros(5, [kind, *kinds[1:]]))
+        with pytest.raises(PointCloudError, match="field 'x' is .*one number a point"):
+            read_points(tmp_path / "b.npy")
+
+
+def test_label_beside_other_labels_is_refused(tmp_path):
+    points, label = np.zeros((4, 3)), np.arange(4)
+    np.savez(tmp_path / "a.npz", points=points, label=label, labels=label[::-1])
+    with pytest.raises(PointCloudError, match="both label and labels"):
+        read_points(tmp_path / "a.npz")
+    np.savez(tmp_path / "a.npz", points=points, label=label, labels=label)
+    assert read_points(tmp_path / "a.npz").fields["label"].tolist() == [0, 1, 2, 3]
