@@ -122,6 +122,12 @@ def check_label_extension(path: str) -> None:
         )
 
 
+def check_seed(seed: int) -> None:
+    """UsageError if `seed` is none that every generator takes."""
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"--seed must be at least 0 and below 2**63, got {seed}")
+
+
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write JSON whole or not at all; NaN (the score of a class that is not there) becomes null."""
 

@@ -62,7 +62,7 @@ def _range(values: np.ndarray) -> str:
     known = values[np.isfinite(values)] if values.dtype.kind == "f" else values
     if not known.size:
         return kind
-    return f"{kind:<10}{float(known.min()):.8g} to {float(known.max()):.8g}"
+    return f"{kind:<9} {float(known.min()):.8g} to {float(known.max()):.8g}"
 
 
 def _classes(cloud: PointCloud) -> list[str]:

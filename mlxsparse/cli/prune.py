@@ -2,7 +2,8 @@
 
 Reads weights that `mlxsparse train` or `demo` wrote and classified clouds to fine-tune on, of which it holds
 out the end as `train` does; without clouds, the demo's scenes. Writes the smaller network, as the
-other commands read it, and report.json, and prints mIoU, parameters, bytes and time before and after.
+other commands read it, and report.json, and prints mIoU, parameters, bytes and time before and after. What
+was written can be pruned again, but for weights that were pruned in blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ from ..io.points import read_points
 from ..tasks import pruning
 from ..tasks import segmentation as task
 from ..tasks.scenes import cloud_of
-from .common import check_directory, fraction, positive, positive_float, progress_bar, write_json
+from .common import (
+    check_directory,
+    check_seed,
+    fraction,
+    positive,
+    positive_float,
+    progress_bar,
+    words,
+    write_json,
+)
 from .demo import HELD_OUT_SEEDS, KINDS
 
 
@@ -45,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--block", type=positive, default=16, help="channels of a block, for blocks (default: %(default)s)"
     )
     parser.add_argument(
-        "--exclude", default="", metavar="NAMES", help="layers to leave alone, as stem,decoder.2"
+        "--exclude", type=words, default="", metavar="NAMES", help="layers to leave alone, as stem,decoder.2"
     )
     parser.add_argument(
         "--fold", action="store_true", help="fold batch norms into convolutions: faster, for use only"
@@ -62,14 +72,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prune, print the table, write the directory."""
     check_directory(options.output)
+    check_seed(options.seed)
     model, settings = task.load(options.weights)
+    block = (options.block, options.block)
+    pruning.check(model, settings, options.structure, block, options.exclude)
     training, held_out = parts_of(options, settings)
     with progress_bar("fine-tune") as progress:
         result = pruning.prune(
             model, settings, training, held_out,
             structure=options.structure, sparsity=options.sparsity, epochs=options.epochs,
-            learning_rate=options.lr, block=(options.block, options.block),
-            exclude=[name for name in options.exclude.split(",") if name],
+            learning_rate=options.lr, block=block, exclude=options.exclude,
             fold=options.fold, seed=options.seed, progress=progress,
         )  # fmt: skip
     print(result.report)

@@ -25,9 +25,9 @@ from ..tasks.data import INPUT_FIELDS
 from ..tasks.metrics import format_table
 from ..tasks.training import CHECKPOINT
 from .common import (
-    UsageError,
     channels,
     check_directory,
+    check_seed,
     fraction,
     make_directory,
     positive,
@@ -83,8 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Train, score on the held-out part, write the directory."""
     check_directory(options.output)
-    if options.seed < 0:
-        raise UsageError(f"--seed must be at least 0, got {options.seed}")
+    check_seed(options.seed)
     clouds = [read_points(path) for path in options.clouds]
     settings = task.choose_settings(
         clouds, options.voxel_size, use_relief=not options.no_relief, fields=options.fields
@@ -134,6 +133,7 @@ def fit(
             model, settings, training, plan,
             checkpoint=folder / CHECKPOINT, resume=resume, progress=progress, after_epoch=after_epoch,
         )  # fmt: skip
+    task.save(model, settings, folder)  # before the score: what was trained is not lost if that fails
     report: dict[str, Any] = {
         "classes": settings.classes,
         "class_names": [settings.name(i) for i in range(len(settings.classes))],
@@ -158,6 +158,5 @@ def fit(
             f"always the majority class: mean IoU {100 * score['majority_mean_iou']:.2f}, "
             f"accuracy {100 * score['majority_accuracy']:.2f}"
         )
-    task.save(model, settings, folder)
     write_json(folder / "report.json", report)
     return report

@@ -52,7 +52,7 @@ def load_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
         raise CheckpointError(
             f"{os.fspath(directory)!r} has no {CONFIG}; a directory that `mlxsparse train -o` wrote is needed"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {str(path)!r}: {error}") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{str(path)!r} must hold a JSON object, got {type(config).__name__}")

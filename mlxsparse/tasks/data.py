@@ -17,6 +17,7 @@ from .relief import LOW_CELLS, PLANE_CELLS, relief, scales_of, squashed
 INPUT_FIELDS = ("intensity", "return_number", "number_of_returns", "red", "green", "blue")
 LABEL_FIELDS = ("classification", "label", "class", "scalar_Classification", "scalar_Label")
 TILE_POINTS = 40_000
+MAX_VOXELS_ACROSS = 2**29
 
 
 @dataclass
@@ -74,6 +75,8 @@ def labels_of(cloud: PointCloud) -> np.ndarray:
             values.shape == (len(cloud),)
             and values.dtype.kind in "iuf"
             and (values.dtype.kind != "f" or np.array_equal(values, np.floor(values)))
+            # Infinity, and what an int64 does not hold, are no class either.
+            and (values.dtype.kind == "i" or np.all((values >= -(2.0**63)) & (values < 2.0**63)))
         ):
             return values.astype(np.int64)
     raise PointCloudError(
@@ -92,7 +95,8 @@ def choose_settings(
 ) -> Settings:
     """Settings for training clouds: their classes, inputs, and a voxel size.
 
-    fields: the inputs, by default those of INPUT_FIELDS that all clouds have. names: of the classes 0, 1, ...
+    fields: the inputs, by default those of INPUT_FIELDS that all clouds have with one number a point.
+    names: of the classes 0, 1, ...
 
     Without `voxel_size`, the size at which the first cloud has half as many voxels as points.
     """
@@ -104,13 +108,13 @@ def choose_settings(
         )
     wanted = INPUT_FIELDS if fields is None else fields
     for name in fields or ():
-        lacking = [c for c in clouds if c.fields.get(name, np.empty((0, 0))).ndim != 1]
+        lacking = [c for c in clouds if not _has_input(c, name)]
         if lacking:
             raise PointCloudError(
                 f"{lacking[0].path!r} has no field {name!r} of one number a point; "
                 f"it has {sorted(lacking[0].fields)}"
             )
-    fields = [name for name in wanted if all(name in cloud.fields for cloud in clouds)]
+    fields = [name for name in wanted if all(_has_input(cloud, name) for cloud in clouds)]
     scales = []
     for name in fields:
         values = np.concatenate([np.asarray(cloud.fields[name], np.float64) for cloud in clouds])
@@ -121,9 +125,32 @@ def choose_settings(
         voxel_size = half_size(clouds[0].points)
     if not (math.isfinite(voxel_size) and voxel_size > 0):
         raise MLXSparseError(f"voxel_size must be finite and above 0, got {voxel_size}")
+    for cloud in clouds:
+        check_extent(cloud, voxel_size)
     heights = scales_of([relief(cloud.points, voxel_size) for cloud in clouds]) if use_relief else []
     known = [names[c] for c in classes] if names and 0 <= classes.min() and classes.max() < len(names) else []
     return Settings(float(voxel_size), classes.tolist(), fields, scales, heights, known)
+
+
+def _has_input(cloud: PointCloud, name: str) -> bool:
+    """Whether the cloud has the field, one number a point."""
+    values = np.asarray(cloud.fields.get(name, ()))
+    return values.shape == (len(cloud),) and values.dtype.kind in "iufb"
+
+
+def check_extent(cloud: PointCloud, voxel_size: float) -> None:
+    """PointCloudError where the finite points lie further apart than can be counted in voxels.
+
+    Half of what `voxelize` takes, so that a turned and scaled crop fits too.
+    """
+    xyz = cloud.points[np.isfinite(cloud.points).all(axis=1)]
+    with np.errstate(over="ignore"):
+        span = float(np.ptp(xyz, axis=0).max()) if len(xyz) else 0.0
+    if span / voxel_size > MAX_VOXELS_ACROSS:
+        raise PointCloudError(
+            f"{cloud.path!r} spans {span:.3g}, which is more than 2**29 voxels of {voxel_size:g}: "
+            "remove the points that lie far off the others, or train with a larger voxel size"
+        )
 
 
 def half_size(points: np.ndarray) -> float:
@@ -146,13 +173,20 @@ def half_size(points: np.ndarray) -> float:
 
 def inputs_of(cloud: PointCloud, settings: Settings) -> np.ndarray:
     """(N, settings.num_inputs) float32 network inputs: a constant 1, the scaled fields, whether a return was
-    the last of its pulse, and the relief."""
+    the last of its pulse, and the relief. PointCloudError where a field is missing or not one number a
+    point, and for points that `check_extent` refuses."""
+    check_extent(cloud, settings.voxel_size)
     columns = [np.ones(len(cloud), np.float32)]
     for name, scale in zip(settings.fields, settings.scales):
         if name not in cloud.fields:
             raise PointCloudError(
                 f"{cloud.path!r} has no field {name!r}, which these weights were trained with; "
                 f"it has {sorted(cloud.fields)}"
+            )
+        if not _has_input(cloud, name):
+            raise PointCloudError(
+                f"{cloud.path!r}: the field {name!r} ({cloud.fields[name].dtype}, shape "
+                f"{cloud.fields[name].shape}) is not one number a point, which these weights need"
             )
         values = np.asarray(cloud.fields[name], np.float64) / scale
         columns.append(np.clip(np.nan_to_num(values), -2, 2).astype(np.float32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from mlx.utils import tree_flatten
 from .. import nn
 from ..blocks import Pruner, compress
 from ..blocks.masking import SUFFIX
+from ..errors import MLXSparseError
 from ..models.minkunet import MinkUNet
 from ..tensor import SparseTensor
 from . import segmentation as task
@@ -136,6 +138,24 @@ def score_of(model: MinkUNet, settings: task.Settings, held_out: Sequence[task.P
     return float(mean_iou(task.score(model, settings, held_out, 0).matrix))
 
 
+def check(
+    model: MinkUNet, settings: task.Settings, structure: str, block: Sequence[int], exclude: Sequence[str]
+) -> None:
+    """MLXSparseError where `prune` could not prune the model so; leaves the model as it is."""
+    known = [name for name, _ in model.named_modules() if name]
+    for name in exclude:
+        if not any(layer == name or layer.startswith(f"{name}.") for layer in known):
+            parts = ", ".join(sorted({layer.partition(".")[0] for layer in known}))
+            raise MLXSparseError(f"exclude names {name!r}, but the model has no such layer; it has {parts}")
+    if any(isinstance(module, (nn.BlockSparseConv3d, nn.BlockSparseLinear)) for module in model.modules()):
+        raise MLXSparseError(
+            "these weights were pruned in blocks already, and such layers are not pruned again: start from "
+            "weights that were not"
+        )
+    sample = sample_of(model, settings)
+    Pruner(structure, 0.5, block=block, exclude=exclude, sample=sample).attach(copy_of(model))
+
+
 def sample_of(model: MinkUNet, settings: task.Settings) -> SparseTensor:
     """A small tensor that the model takes, to follow its channels and to compare models on."""
     rng = np.random.default_rng(0)
@@ -146,8 +166,7 @@ def sample_of(model: MinkUNet, settings: task.Settings) -> SparseTensor:
 
 def copy_of(model: MinkUNet) -> MinkUNet:
     """A copy with the weights of now, in arrays of its own."""
-    copied = MinkUNet(model.args)
-    copied.load_weights([(k, mx.array(v)) for k, v in _arrays(model)])
+    copied = copy.deepcopy(model)  # not MinkUNet(model.args): the layers of a pruned model have other sizes
     mx.eval(copied.parameters())
     return copied
 

@@ -32,6 +32,7 @@ from .data import (
     turned,
 )
 from .metrics import confusion_matrix, iou_per_class, mean_iou, overall_accuracy
+from .relief import LOW_CELLS, PLANE_CELLS
 from .training import PRECISIONS, Plan, lowered, train
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
 ]  # fmt: skip
 
 CROP_POINTS = 250_000
+RELIEF_COLUMNS = len(LOW_CELLS) + len(PLANE_CELLS)
 MARGIN = 32  # voxels that crops reach into their neighbours
 
 
@@ -142,13 +144,17 @@ def save(model: MinkUNet, settings: Settings, directory: str | os.PathLike[str])
 def load(directory: str | os.PathLike[str]) -> tuple[MinkUNet, Settings]:
     """(model, settings) of a directory that `save` wrote; CheckpointError if it is anything else."""
     config = load_config(directory)
-    entry: dict[str, Any] = dict(config.get("model") or {})
+    model_entry, layers = config.get("model"), config.get("layers") or {}
+    entry: dict[str, Any] = dict(model_entry) if isinstance(model_entry, dict) else {}
     if config.get("task") != "segmentation" or entry.pop("name", None) != "minkunet":
         raise CheckpointError(
             f"{os.fspath(directory)!r} holds no segmentation MinkUNet: {config.get('task')!r}"
         )
     try:
         settings = Settings(**config["settings"])
+        _check_settings(settings)
+        if not isinstance(layers, dict):
+            raise TypeError(f"layers is {layers!r}")
         args = ModelArgs.from_dict(entry)
         fits = args.in_channels == settings.num_inputs + 3 and args.num_classes == len(settings.classes)
     except (KeyError, TypeError) as error:
@@ -161,7 +167,39 @@ def load(directory: str | os.PathLike[str]) -> tuple[MinkUNet, Settings]:
             f"inputs and {args.num_classes} classes, settings of {settings.num_inputs + 3} and "
             f"{len(settings.classes)}"
         )
-    model = MinkUNet(args)
-    restructure(model, config.get("layers") or {})
+    try:
+        model = MinkUNet(args)
+        restructure(model, layers)
+    except (ValueError, IndexError, OverflowError, RuntimeError) as error:
+        raise CheckpointError(
+            f"config.json of {os.fspath(directory)!r} describes no model that can be made: {error}"
+        ) from error
     load_weights(model, directory)
     return model, settings
+
+
+def _check_settings(settings: Settings) -> None:
+    """TypeError where a value read from JSON is not what `Settings` holds."""
+
+    def number(value: Any) -> bool:
+        return type(value) in (int, float) and 0 < value < float("inf")
+
+    def whole(value: Any) -> bool:
+        return type(value) is int and -(2**63) <= value < 2**63
+
+    count = len(settings.classes)
+    good = {
+        "voxel_size": number(settings.voxel_size),
+        "classes": count > 0
+        and all(map(whole, settings.classes))
+        and all(a < b for a, b in zip(settings.classes, settings.classes[1:])),
+        "fields": isinstance(settings.fields, list) and all(isinstance(f, str) for f in settings.fields),
+        "scales": len(settings.scales) == len(settings.fields) and all(map(number, settings.scales)),
+        "relief": len(settings.relief) in (0, RELIEF_COLUMNS) and all(map(number, settings.relief)),
+        "names": isinstance(settings.names, list)
+        and len(settings.names) in (0, count)
+        and all(isinstance(name, str) for name in settings.names),
+    }
+    for name, fits in good.items():
+        if not fits:
+            raise TypeError(f"{name} is {getattr(settings, name)!r}")

@@ -126,6 +126,8 @@ def _check(batches: Sequence[Part], plan: Plan) -> None:
         raise PointCloudError("nothing to train on: the training part has no points; lower val_split")
     if plan.epochs < 1:
         raise MLXSparseError(f"epochs must be at least 1, got {plan.epochs}")
+    if not 0 <= plan.seed < 2**63:
+        raise MLXSparseError(f"seed must be at least 0 and below 2**63, got {plan.seed}")
     if plan.precision not in PRECISIONS:
         raise MLXSparseError(f"precision must be one of {', '.join(PRECISIONS)}, got {plan.precision!r}")
 

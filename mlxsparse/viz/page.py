@@ -29,6 +29,7 @@ CLASS_FIELDS = (
     "scalar_label", "scalar_classification",
 )  # fmt: skip
 MAX_CLASSES = 256
+_FARTHEST = 1e38  # float32, in which the page computes, ends at 3.4e38
 
 
 @dataclass
@@ -67,7 +68,8 @@ def cloud_page(
 
     x, y and z are fields of every page. A field with one value throughout is only named, with it,
     unless it is `start`. Raises PointCloudError for no points, an unknown `start` or `class_field`, and
-    for a class field with other than whole numbers or more than 256 values.
+    for a class field with other than whole numbers or more than 256 values, and for points too far apart for
+    float32. Field values beyond 1e38 count as infinite.
     """
     points = np.asarray(points, np.float64)
     if len(points) == 0:
@@ -87,7 +89,12 @@ def cloud_page(
         )
 
     low, high = points.min(axis=0), points.max(axis=0)
-    centre = (low + high) / 2
+    if not (high / 2 - low / 2 < _FARTHEST).all():
+        raise PointCloudError(
+            f"the points reach from {low.tolist()} to {high.tolist()}, too far apart to draw in float32: "
+            "remove the points that lie far off the others"
+        )
+    centre = low / 2 + high / 2
     columns = _Columns(bytearray())
     local = (points - centre).astype(np.float32)
     page: dict[str, Any] = {
@@ -164,6 +171,9 @@ def _field(
             colour = class_colour(place, name)
             legend.append({"value": number, "name": name, "count": count, "colour": colour})
         return {"kind": "class", "classes": legend, "values": columns.add(index.astype(np.uint8))}
+    if values.dtype.kind == "f":
+        values = values.astype(np.float64)
+        values[values > _FARTHEST], values[values < -_FARTHEST] = np.inf, -np.inf
     finite = values if values.dtype.kind in "iub" else values[np.isfinite(values)]
     base = float(finite.min()) if len(finite) else 0.0
     span = (float(finite.max()) - base) if len(finite) else 0.0

@@ -12,6 +12,7 @@ import pytest
 
 from mlxsparse.cli import demo
 from mlxsparse.cli.main import main
+from mlxsparse.errors import PointCloudError
 from mlxsparse.io.las import write_las
 from mlxsparse.io.points import read_points
 from mlxsparse.tasks import segmentation as task
@@ -273,3 +274,55 @@ def test_usage_errors_found_later(trained, tmp_path, capsys, monkeypatch):
         assert run("info", cloud, "--device", "gpu") == 2
     error = capsys.readouterr().err
     assert "--device gpu" in error and error.count("\n") == 1 and not any(tmp_path.iterdir())
+
+
+# --- defects that were found ------------------------------------------------------------------------------
+
+
+def test_segment_checks_what_the_output_holds_before_the_work(trained, tmp_path, capsys, monkeypatch):
+    def no_work(*arguments, **options):
+        raise AssertionError("predicted before the check")
+
+    monkeypatch.setattr(task, "predict", no_work)
+    settings = task.Settings(0.4, [0, 2**40], relief=[1.0] * 9)
+    task.save(task.new_model(settings, (4, 8), 1), settings, tmp_path / "w")
+    np.savez(tmp_path / "a.npz", points=np.random.default_rng(0).uniform(0, 9, (50, 3)))
+    (tmp_path / "u.csv").write_text("x,y,z,höhe\n1,2,3,4\n5,6,7,8\n", encoding="utf-8")
+    for source, out, word in (("a.npz", "s.npz", "32 bits"), ("u.csv", "u.ply", "32 bits")):
+        assert run("segment", tmp_path / source, "--weights", tmp_path / "w", "-o", tmp_path / out) == 1
+        assert word in capsys.readouterr().err
+    settings.classes = [0, 1]
+    task.save(task.new_model(settings, (4, 8), 1), settings, tmp_path / "w")
+    assert run("segment", tmp_path / "u.csv", "--weights", tmp_path / "w", "-o", tmp_path / "u.ply") == 1
+    error = capsys.readouterr().err
+    assert "'höhe'" in error and error.count("\n") == 1
+
+
+def test_seeds_that_no_generator_takes(tmp_path, capsys):
+    assert run("train", tmp_path / "none.laz", "-o", tmp_path / "w", "--seed", "9" * 23) == 2
+    assert "--seed must be at least 0 and below 2**63" in capsys.readouterr().err
+
+
+def test_a_far_outlier_is_refused_before_the_training(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    points = rng.uniform(0, 9, (300, 3))
+    points[7, 0] = 1e12
+    np.savez(tmp_path / "a.npz", points=points, label=rng.integers(0, 2, 300))
+    arguments = ["train", tmp_path / "a.npz", "-o", tmp_path / "w", "--voxel-size", "0.4", "--epochs", "1"]
+    for more in ([], ["--no-relief"]):
+        assert run(*arguments, *more) == 1
+        error = capsys.readouterr().err
+        assert "spans 1e+12, which is more than 2**29 voxels" in error and error.count("\n") == 1
+    assert not (tmp_path / "w").exists()
+
+
+def test_weights_are_saved_before_the_score(trained, tmp_path, monkeypatch):
+    def no_score(*arguments):
+        raise PointCloudError("no score")
+
+    monkeypatch.setattr(task, "score", no_score)
+    out = tmp_path / "w"
+    arguments = ["--epochs", "1", "--val-split", "0.3", "--channels", "4,8", "--voxel-size", "0.4"]
+    assert run("train", trained[0], "-o", out, *arguments) == 1
+    assert {p.name for p in out.iterdir()} >= {"model.safetensors", "config.json"}
+    task.load(out)

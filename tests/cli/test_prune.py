@@ -83,3 +83,51 @@ def test_bad_requests_are_one_line(trained, tmp_path, capsys):
         main(["prune", cloud, "--weights", weights, "-o", out, "--sparsity", "1"])
     assert exit.value.code == 2
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def pruned(trained, tmp_path_factory):
+    """Weights directories that prune wrote, by structure; --fold with channels."""
+    folder = tmp_path_factory.mktemp("once")
+    before = mx.default_device()
+    for structure, more in (("channels", ["--fold"]), ("offsets", []), ("blocks", ["--block", "4"])):
+        out = str(folder / structure)
+        arguments = ["--weights", trained[1], "-o", out, "--structure", structure, "--epochs", "1"]
+        assert main(["prune", trained[0], *arguments, *more]) == 0
+    mx.set_default_device(before)
+    return folder
+
+
+@pytest.mark.parametrize("first", ["channels", "offsets"])
+@pytest.mark.parametrize("structure", ["channels", "offsets", "blocks"])
+def test_what_prune_wrote_is_pruned_again(trained, pruned, tmp_path, first, structure):
+    out = tmp_path / "twice"
+    arguments = ["--weights", str(pruned / first), "--structure", structure, "--block", "4", "--epochs", "1"]
+    assert main(["prune", trained[0], *arguments, "-o", str(out)]) == 0
+    before, _, after = json.loads((out / "report.json").read_text())["rows"]
+    once = json.loads((pruned / first / "report.json").read_text())["rows"][2]
+    assert after["parameters"] < before["parameters"] == once["parameters"]
+    assert main(["segment", trained[0], "--weights", str(out), "-o", str(tmp_path / "labelled.laz")]) == 0
+
+
+@pytest.mark.parametrize("structure", ["channels", "offsets", "blocks"])
+def test_weights_pruned_in_blocks_are_refused_at_once(pruned, tmp_path, capsys, structure):
+    # The cloud is not there: the refusal comes before it is read.
+    arguments = ["--weights", str(pruned / "blocks"), "--structure", structure, "-o", str(tmp_path / "out")]
+    assert main(["prune", str(tmp_path / "none.laz"), *arguments]) == 1
+    error = capsys.readouterr().err
+    assert "pruned in blocks already" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        (["--exclude", "stem, nolayer"], 1, "'nolayer', but the model has no such layer; it has decoder,"),
+        (["--seed", "-5"], 2, "--seed must be at least 0"),
+        (["--seed", "9" * 24], 2, "--seed must be at least 0"),
+    ],
+)
+def test_bad_exclude_and_seed_are_refused_at_once(trained, tmp_path, capsys, options, status, words):
+    arguments = ["prune", str(tmp_path / "none.laz"), "--weights", trained[1], "-o", str(tmp_path / "out")]
+    assert main([*arguments, *options]) == status
+    assert words in capsys.readouterr().err

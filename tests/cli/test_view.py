@@ -175,3 +175,20 @@ def test_usage_errors_are_status_2(arguments, capsys):
         run("view", *arguments)
     assert stop.value.code == 2
     assert "error:" in capsys.readouterr().err
+
+
+def test_points_too_far_apart_for_float32(tmp_path, capsys):
+    for far in ("1e39", "1.7e308"):
+        (tmp_path / "a.xyz").write_text(f"{far} 0 0\n-{far} 0 0\n1 1 1\n")
+        assert run("view", tmp_path / "a.xyz", "-o", tmp_path / "a.html") == 1
+        error = capsys.readouterr().err
+        assert "too far apart to draw" in error and error.count("\n") == 1
+    assert not (tmp_path / "a.html").exists()
+
+
+def test_values_beyond_float32_count_as_infinite(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y,z,big\n0,0,0,1.7e308\n1,1,1,-1.7e308\n2,2,2,5\n3,3,3,6\n")
+    assert run("view", tmp_path / "a.csv", "-o", tmp_path / "a.html") == 0
+    page, fields, _ = page_of(tmp_path / "a.html")
+    assert fields["big"].tolist() == [np.inf, -np.inf, 5, 6]
+    assert next(f for f in page["fields"] if f["name"] == "big")["high"] <= 6

@@ -105,3 +105,34 @@ def test_augmentation_turns_and_thins_out():
     turned = data.turned(part.points, 0.3, mirror=True, scale=2.0)
     apart = [np.linalg.norm(p[1:] - p[:-1], axis=1) for p in (turned, part.points)]
     np.testing.assert_allclose(apart[0], 2 * apart[1])
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, 1e30, np.nan])
+def test_classes_that_are_no_whole_numbers_of_64_bits(bad):
+    cloud = PointCloud(np.zeros((3, 3)), {"label": np.array([1, bad, 2])}, path="a.ply")
+    with pytest.raises(PointCloudError, match="whole numbers"):
+        task.labels_of(cloud)
+    cloud.fields["label"] = np.array([1, 2**63, 2], np.uint64)
+    with pytest.raises(PointCloudError, match="whole numbers"):
+        task.labels_of(cloud)
+
+
+@pytest.mark.parametrize("values", [np.zeros((600, 2), np.float32), np.full(600, "a")])
+def test_inputs_of_other_than_one_number_a_point(values):
+    cloud = floor_and_posts(n=600)
+    good = task.choose_settings([cloud], 0.3)
+    cloud.fields["intensity"] = values[: len(cloud)]
+    assert task.choose_settings([cloud], 0.3).fields == []
+    with pytest.raises(PointCloudError, match="'intensity' of one number a point"):
+        task.choose_settings([cloud], 0.3, fields=["intensity"])
+    with pytest.raises(PointCloudError, match="'intensity' .* is not one number a point"):
+        task.inputs_of(cloud, good)
+
+
+def test_a_far_outlier_is_refused():
+    cloud = floor_and_posts(n=600)
+    known = task.choose_settings([cloud], 0.3)
+    cloud.points[5, 1] = 1e12
+    for call in (lambda: task.choose_settings([cloud], 0.3), lambda: task.split(cloud, known, 0.2)):
+        with pytest.raises(PointCloudError, match="far off the others"):
+            call()

@@ -145,3 +145,31 @@ def test_nothing_to_train_on():
     with pytest.raises(PointCloudError, match="held out"):
         task.score(task.new_model(settings, (4,), 1), settings, [empty], 0)
     mx.synchronize()
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("model",), [1]), (("model",), "abc"), (("model",), None), (("model", "channels"), "abc"),
+        (("model", "stem_kernel"), 2**40), (("layers",), [1]), (("layers",), "abc"),
+        (("layers",), {"stem": 1}),
+        (("layers",), {"stem.layers.0.conv": {"identity": False, "taps": None, "shapes": {"weight": [-1]}}}),
+        (("settings",), [1]), (("settings", "voxel_size"), "a"), (("settings", "voxel_size"), float("nan")),
+        (("settings", "voxel_size"), 0), (("settings", "classes"), ["a", "b"]), (("settings", "classes"), 2),
+        (("settings", "classes"), [7, 2]), (("settings", "classes"), [2, 2**70]),
+        (("settings", "names"), ["a"]), (("settings", "names"), [1, 2]), (("settings", "names"), "ab"),
+        (("settings", "fields"), "a"), (("settings", "fields"), [1]), (("settings", "scales"), ["a"]),
+        (("settings", "scales"), [0]), (("settings", "relief"), [1.0]), (("settings", "relief"), 3),
+    ],
+)  # fmt: skip
+def test_a_malformed_config_is_a_checkpoint_error(place, value, tmp_path):
+    settings = task.choose_settings([floor_and_posts(n=600)], 0.3)
+    task.save(task.new_model(settings, (4, 8), 1), settings, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    entry = config
+    for name in place[:-1]:
+        entry = entry[name]
+    entry[place[-1]] = value
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError):
+        task.load(tmp_path)
