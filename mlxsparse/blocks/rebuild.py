@@ -80,8 +80,9 @@ def _check_shapes(module: Module, shapes: dict[str, tuple[int, ...]]) -> None:
     """CheckpointError unless a layer like `module`, with channels left out, has arrays of these shapes."""
     here = {name: tuple(v.shape) for name, v in module.items() if isinstance(v, mx.array)}
     kernel = isinstance(module, (_Conv, *LINEAR))
-    if kernel and "bias" in shapes:  # a norm that was folded leaves one
-        here.setdefault("bias", here["weight"][:1])
+    packed = to_json(module)
+    if "bias" in shapes and (kernel or packed is not None):  # a norm that was folded leaves one
+        here.setdefault("bias", here["weight"][:1] if packed is None else (int(packed["channels"][0]),))
     if here.keys() != shapes.keys():
         raise CheckpointError(f"{type(module).__name__} has arrays {sorted(here)}, not {sorted(shapes)}")
     for name, shape in shapes.items():
@@ -92,7 +93,7 @@ def _check_shapes(module: Module, shapes: dict[str, tuple[int, ...]]) -> None:
         if not fits:
             raise CheckpointError(f"{name} of {whole} cannot become {shape}")
     widths = {shapes[name][0] for name in CHANNEL_ARRAYS if shapes.get(name)}
-    if len(widths) > 1 and to_json(module) is None:  # of a packed layer the weight counts blocks
+    if len(widths) > 1 and packed is None:  # of a packed layer the weight counts blocks
         raise CheckpointError(f"the arrays differ in channels: {shapes}")
 
 
