@@ -7,7 +7,6 @@ The gradient of a pruned element is exactly 0, so no optimizer moves it, and wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, reduce
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 from mlx.nn import Module
 
 from ..backend.host import view as host_view
+from ..nn.untrained import may_train, never_train
 from .param import ParamRef
 
 SUFFIX = "_keep"
@@ -46,20 +46,6 @@ class _Choices:
     masks: dict[str, dict[int | None, mx.array]]
 
 
-class _Frozen(set[str]):
-    """Names of frozen parameters, of which masks stay: `unfreeze` of a model works on this set directly."""
-
-    def clear(self) -> None:
-        self.difference_update(list(self))
-
-    def difference_update(self, *others: Iterable[Any]) -> None:
-        super().difference_update(*([name for name in other if not _is_mask(name)] for other in others))
-
-
-def _is_mask(name: Any) -> bool:
-    return isinstance(name, str) and name.endswith(SUFFIX)
-
-
 @cache
 def _masked_class(base: Any) -> Any:
     return type(base.__name__, (_Masked, base), {"__module__": base.__module__, "__doc__": base.__doc__})
@@ -83,7 +69,7 @@ def set_mask(ref: ParamRef, keep: mx.array, pruner: int | None = None) -> None:
     if not isinstance(module, _Masked):
         module.__class__ = _masked_class(type(module))  # type: ignore[arg-type]
     module[name + SUFFIX] = reduce(mx.logical_and, chosen.values())
-    module._no_grad = _Frozen(module._no_grad | {name + SUFFIX})
+    never_train(module, name + SUFFIX)
     module._choices = _Choices({**masks, name: chosen})  # a new one: copies of the layer share the old
 
 
@@ -108,8 +94,8 @@ def remove_masks(module: Module) -> None:
     for name in mask_names(module):
         module[name] = effective(module, name)
         del module[name + SUFFIX]
+        may_train(module, name + SUFFIX)
     if isinstance(module, _Masked):
-        module._no_grad = {name for name in module._no_grad if not _is_mask(name)}
         module.__class__ = type(module).__bases__[1]
         module.__dict__.pop("_choices", None)
 

@@ -72,7 +72,8 @@ def targets(
         path[:i] for path in known for i, letter in enumerate(path) if letter == "."
     }  # lists have no module
     if unknown := [name for name in exclude if name not in known]:
-        raise MLXSparseError(f"exclude names {unknown}, which the model does not have")
+        parts = ", ".join(sorted({name.partition(".")[0] for name in known if name}))
+        raise MLXSparseError(f"exclude names {unknown}, which the model does not have; it has {parts}")
     if structure == "offsets":
         found = [offset_target(model, path) for path, _ in _kernels(model)]
     elif structure == "channels":

@@ -19,7 +19,7 @@ from ..backend.host import require_values
 from ..backend.kernel_bits import Geometry, Marked
 from ..backend.kernel_coords import CoordTable
 from ..backend.kernel_sites import Extent, Reached
-from ..backend.library import begin
+from ..backend.library import MAX_GRID_YZ, begin
 from ..backend.tap_tiles import TapTiles, tap_tiles
 from ..engine import supports
 from ..engine.dense_grid import Grid
@@ -31,8 +31,6 @@ from . import ahead, static
 from .checks import check_duplicates, check_range
 from .geometry import Kernel, Triple
 from .keys import PADDING, CoordinateMapKey, Record, host_rows
-
-MOST_TAPS = 2**16 - 1  # of a map: its tables have a row for each
 
 
 def inserted(
@@ -292,10 +290,10 @@ def _own_map(
 
 def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel) -> DeviceMap:
     """The kernel map of two sets. CapacityError past 65535 taps."""
-    if kernel.volume > MOST_TAPS:
+    if kernel.volume > MAX_GRID_YZ:
         raise CapacityError(
-            f"a kernel of {kernel.size} has {kernel.volume} taps, on a GPU at most {MOST_TAPS}: use several "
-            "smaller ones"
+            f"a kernel of {kernel.size} has {kernel.volume} taps, on a GPU at most {MAX_GRID_YZ}: use "
+            "several smaller ones"
         )
     source, target = in_key._record, out_key._record
     rows_in, rows_out = source.coords.shape[0], target.coords.shape[0]

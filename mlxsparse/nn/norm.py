@@ -6,7 +6,6 @@ the result has the type of the features, and padding takes no part.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import mlx.core as mx
@@ -22,6 +21,7 @@ from ..tensor import SparseTensor, require_same_key
 from .activations import ReLU, live_rows
 from .conv import Conv3d, ConvTranspose3d, GenerativeConvTranspose3d, SubmConv3d
 from .fixed import by_statistics
+from .untrained import never_train
 
 # Whose results are new, and nobody else's unless somebody put another method there to look at them.
 _FRESH: dict[Any, Any] = {
@@ -96,23 +96,6 @@ def _in_one_pass(
     return y if add is None else y.noting(add)
 
 
-_STATISTICS = ("running_mean", "running_var")
-
-
-class _Untrained(set[str]):
-    """What a module does not train. Running statistics stay, also where a parent is unfrozen, which calls no
-    method of its children.
-    """
-
-    def clear(self) -> None:
-        super().clear()
-        self.update(_STATISTICS)
-
-    def difference_update(self, *names: Iterable[Any]) -> None:
-        super().difference_update(*names)
-        self.update(_STATISTICS)
-
-
 class BatchNorm(Module):
     """Batch normalisation over the active rows of all batch items, per channel.
 
@@ -140,7 +123,7 @@ class BatchNorm(Module):
         if track_running_stats:
             self.running_mean = mx.zeros((num_features,))
             self.running_var = mx.ones((num_features,))
-            self._no_grad = _Untrained(_STATISTICS)
+            never_train(self, "running_mean", "running_var")
 
     def __call__(self, x: SparseTensor) -> SparseTensor:
         return self._apply(x)

@@ -142,11 +142,6 @@ def check(
     model: MinkUNet, settings: task.Settings, structure: str, block: Sequence[int], exclude: Sequence[str]
 ) -> None:
     """MLXSparseError where `prune` could not prune the model so; leaves the model as it is."""
-    known = [name for name, _ in model.named_modules() if name]
-    for name in exclude:
-        if not any(layer == name or layer.startswith(f"{name}.") for layer in known):
-            parts = ", ".join(sorted({layer.partition(".")[0] for layer in known}))
-            raise MLXSparseError(f"exclude names {name!r}, but the model has no such layer; it has {parts}")
     if any(isinstance(module, (nn.BlockSparseConv3d, nn.BlockSparseLinear)) for module in model.modules()):
         raise MLXSparseError(
             "these weights were pruned in blocks already, and such layers are not pruned again: start from "

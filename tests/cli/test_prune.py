@@ -122,7 +122,7 @@ def test_weights_pruned_in_blocks_are_refused_at_once(pruned, tmp_path, capsys, 
 @pytest.mark.parametrize(
     ("options", "status", "words"),
     [
-        (["--exclude", "stem, nolayer"], 1, "'nolayer', but the model has no such layer; it has decoder,"),
+        (["--exclude", "stem, nolayer"], 1, "['nolayer'], which the model does not have; it has decoder,"),
         (["--seed", "-5"], 2, "--seed must be at least 0"),
         (["--seed", "9" * 24], 2, "--seed must be at least 0"),
     ],

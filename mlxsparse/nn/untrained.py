@@ -1,0 +1,43 @@
+"""Arrays of a module that are never trained: running statistics, masks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from mlx.nn import Module
+
+
+class Untrained(set[str]):
+    """Names that a module does not train (Module._no_grad), of which those in `always` stay.
+
+    Where a parent is unfrozen, MLX works on the sets of its children and calls none of their methods.
+    """
+
+    always: frozenset[str] = frozenset()
+
+    def clear(self) -> None:
+        super().clear()
+        self.update(self.always)
+
+    def difference_update(self, *others: Iterable[Any]) -> None:
+        super().difference_update(*others)
+        self.update(self.always)
+
+
+def never_train(module: Module, *names: str) -> None:
+    """Leave arrays of a module untrained, whatever is frozen and unfrozen later."""
+    made = Untrained(module._no_grad | set(names))
+    made.always = _always(module) | set(names)
+    module._no_grad = made
+
+
+def may_train(module: Module, *names: str) -> None:
+    """Undo `never_train` of names that the module has no more."""
+    made = Untrained(module._no_grad - set(names))
+    made.always = _always(module) - set(names)
+    module._no_grad = made
+
+
+def _always(module: Module) -> frozenset[str]:
+    return module._no_grad.always if isinstance(module._no_grad, Untrained) else frozenset()
