@@ -7,6 +7,7 @@ WORK.npz holds surf_100k and surf_1m, int32 (N, 4) batch, x, y, z in scan order.
 synchronised calls and, in brackets, means of a chain of calls inside one wait, both by mlxsparse.wait, which
 looks again and again as torch.cuda.synchronize does; "eval": by mx.eval, which sleeps. "map cached": the map
 is there; other cases start from coordinates on the device: checks, hash, map and row order are in the time.
+Memory: the peak of calls by themselves, then of calls that follow each other closely, each with its ratio.
 spconv (torch with CUDA, spconv-cu126) runs in processes of its own: benchmarks/gpu_spconv.py.
 
 A shared host runs the same Python twice as fast in one second as in the next. With --turns each side runs in
@@ -325,11 +326,13 @@ def line(name: str, found: Result, other: Result | None) -> str:
         beside = f"{other['sync']:.3f} ({other['chain']:.3f})"
         ratio = f"{found['sync'] / other['sync']:.2f} ({found['chain'] / other['chain']:.2f})"
         memory += f" {found['peak MiB'] / max(1, other['peak MiB']):.2f}"
+        if "close MiB" in found:
+            memory += f" {found['close MiB']:.0f} {found['close MiB'] / max(1, other['close MiB']):.2f}"
         of += f", {other['lowest']:.3f} to {other['highest']:.3f}" if of else ""
-    shown = ("sync", "chain", "peak MiB", "turns", "lowest", "highest")
+    shown = ("sync", "chain", "peak MiB", "close MiB", "turns", "lowest", "highest")
     more = " ".join([of] * bool(of) + [f"{k} {v}" for k, v in found.items() if k not in shown])
     mine = f"{found['sync']:.3f} ({found['chain']:.3f})"
-    return f"{name:62s} {mine:>22s} {beside:>20s} {ratio:>14s} {memory:>15s} {more}"
+    return f"{name:62s} {mine:>22s} {beside:>20s} {ratio:>14s} {memory:>19s} {more}"
 
 
 def main() -> int:
@@ -353,7 +356,7 @@ def main() -> int:
     info = getattr(mx, "device_info", None)
     name = info().get("device_name", "") if info else mx.default_device()
     print(f"mlx {mx.__version__}, {name}", flush=True)
-    heading = f"{'case':62s} {'sync (chain) ms':>22s} {'spconv':>20s} {'ratio':>14s} {'peak MiB, ratio':>15s}"
+    heading = f"{'case':62s} {'sync (chain) ms':>22s} {'spconv':>20s} {'ratio':>14s} {'peak, close MiB':>19s}"
 
     others: dict[str, Result] = {}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 CLOUDS = ("surf_1m", "surf_100k")
 CHANNELS = (32, 64, 128)
+ALONE, REST = 5, 0.02  # calls by themselves, seconds before each: what let go of memory late has done so
 LEVELS, BLOCKS, IN_CHANNELS, CLASSES = (32, 64, 128, 256), 2, 4, 20  # of the MinkUNet
 
 
@@ -29,9 +30,9 @@ def measure(
 
     wait(result) returns when the device has it. chain(n) makes n calls of which each needs the one before;
     default: n independent ones. peak(): the device's largest use of memory in bytes since reset(), with all
-    that the case holds, of the synchronised calls ("peak MiB"): a chain may hold the results of many calls,
-    and first calls choose and build what later ones use. asleep: another wait, whose median is "eval", and
-    whose calls the peak is of.
+    that the case holds: of calls that have the device to themselves ("peak MiB"), and of the synchronised
+    ones, each begun as soon as the one before it is done ("close MiB"). asleep: another wait, whose median
+    is "eval", and whose calls the peaks are of.
     """
     for _ in range(3):
         wait(run())
@@ -41,6 +42,11 @@ def measure(
     reset()
     found["sync" if asleep is None else "eval"] = _median(run, asleep or wait, calls)
     if peak is not None:
+        found["close MiB"] = peak() // 2**20
+        reset()
+        for _ in range(ALONE):
+            time.sleep(REST)
+            (asleep or wait)(run())
         found["peak MiB"] = peak() // 2**20
     linked = chain or (lambda n: [run() for _ in range(n)])
     wait(linked(calls))

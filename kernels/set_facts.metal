@@ -3,9 +3,9 @@
 //     dims = {L, 4 times: first, number of its totals, 0 past the last; where the table's status begins, in 8s}
 // out: ends[>= G] int32 inclusive sums of the totals of a set
 //     facts[9 + 2 L] uint32: status[0 .. 8]; of each set its sites, then 1 if one lay outside its box
-// grid: max(L, 1) threadgroups of 256 threads; a thread takes a run
+// grid: L threadgroups of 256 threads, L at least 1; a thread takes a run
 threadgroup int sums[8];
-int l = int(threadgroup_position_in_grid.x), t = int(thread_index_in_threadgroup), sets = dims[0];
+int l = int(threadgroup_position_in_grid.x), t = int(thread_index_in_threadgroup);
 int lane = int(thread_index_in_simdgroup), sg = int(simdgroup_index_in_threadgroup);
 int start = dims[1 + 2 * l], size = dims[2 + 2 * l];
 int run = (size + 255) / 256, first = t * run, last = min(first + run, size);
@@ -20,7 +20,7 @@ for (int g = first; g < last; g++) {
   running += totals[start + g];
   ends[start + g] = running;
 }
-if (t == 255 && l < sets) {
+if (t == 255) {
   facts[9 + 2 * l] = uint(running);
   facts[10 + 2 * l] = outside[l];
 }

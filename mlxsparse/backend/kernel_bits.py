@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from .kernel_coords import CoordTable, OwnMap, Triple
 from .kernel_sites import Extent
-from .library import MAX_THREADS, SMALL, blocks, check_coords, launch, sequence, unread_rows
+from .library import MAX_THREADS, SMALL, blocks, check_coords, launch, sequence
 from .mail import send
 from .tap_tiles import PLACES, TapTiles, tap_order
 
@@ -113,12 +113,9 @@ def _ones_and_facts(arrays: Sequence[mx.array], start: int, *dims: int) -> Seque
     """Bits and before of sets side by side, ends and facts of kernels/set_facts.metal."""
     *of_sets, table = arrays
     bits, before, totals, outside = _ones(of_sets, dims[0], start)
-    return bits, before, *_facts([table, totals, outside], *dims)
-
-
-def _facts(arrays: Sequence[mx.array], *dims: int) -> Sequence[mx.array]:
-    shapes = [(arrays[1].size,), (9 + 2 * dims[0],)]
-    return launch("set_facts", arrays, dims, shapes, (max(dims[0], 1), 1, 1))
+    shapes = [(totals.size,), (9 + 2 * dims[0],)]
+    facts = launch("set_facts", [table, totals, outside], dims, shapes, (dims[0], 1, 1))
+    return bits, before, *facts
 
 
 def marked(coords: mx.array, extent: Extent, geometry: Geometry) -> Marked:
@@ -154,14 +151,16 @@ def counted(
     status = no_status() if table is None else table.table
     shape, spans, start = _side_by_side(tuple(sets))
     dims = [len(sets), *spans, *[0] * (2 * (MOST_SETS - len(sets))), 0 if table is None else table.status]
+    skipped = 0
     if sets:
         bits, before, ends, facts = sequence(_ones_and_facts, [coords, shape, status], start, *dims)
-    else:
-        ends, facts = _facts([status, unread_rows(), no_status()], *dims)
+    else:  # the table's own rows of 16 words
+        row, half = divmod(dims[-1], 2)
+        facts, skipped = status[row:], 8 * half
     sent = send(facts)
     if meanwhile is not None:
         meanwhile()
-    ((repeated, *found),) = sent.read()
+    ((repeated, *found),) = (words[skipped:] for words in sent.read())
     high, low = found[:4], found[4:8]
     ends_of = [2**31 - 1 - v for v in low], [v - 2**31 for v in high]  # see kernels/coord_hash_insert.metal
     counts = [(found[8 + 2 * i], found[9 + 2 * i] != 0) for i in range(len(sets))]
