@@ -56,11 +56,11 @@ def inserted(
     own: dict[Kernel, TapTiles] = {}
     expected = ahead.next_map(root)
     found: NearBlocks | None = None
-    if many and (plan or expected is not None):  # it takes the GPU longer than the host what follows
-        begin(table.table)
-        if expected is not None and not plan and _is_near(expected):
+    if many:  # it takes the GPU longer than the host what follows
+        if plan:
+            begin(table.table)
+        elif expected is not None and _is_near(expected):
             found = kernel_coords.near_blocks(table)
-            begin(*found)
 
     def map_ahead() -> None:
         assert expected is not None
@@ -69,7 +69,9 @@ def inserted(
             begin(*tiles.arrays)
 
     meanwhile = None if expected is None else map_ahead
-    marks, (repeated, ends, counts) = kernel_bits.counted(coords, ahead.boxes(plan), table, meanwhile)
+    marks, (repeated, ends, counts) = kernel_bits.counted(
+        coords, ahead.boxes(plan), table, meanwhile, after=found or ()
+    )
     if validate and (_range_is_wrong(ends, batch_size, spatial_shape) or repeated):
         rows = host_rows(coords[:count])
         check_range(bounds_of(rows), batch_size, spatial_shape)  # the same errors as on the host

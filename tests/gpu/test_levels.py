@@ -57,9 +57,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     counted = kernel_bits.counted
 
-    def count(coords, sets, *more):
+    def count(coords, sets, *more, **others):
         found.append(len(sets))
-        return counted(coords, sets, *more)
+        return counted(coords, sets, *more, **others)
 
     monkeypatch.setattr(kernel_bits, "counted", count)
     monkeypatch.setattr(ahead, "_followed", {})
