@@ -24,7 +24,7 @@ from .backend.mail import Sent, begin, send
 from .backend.status import clear, combined, is_clear, raise_for_sent, watching
 from .coords import CoordinateMapKey
 from .coords.geometry import Triple, triple
-from .errors import DTypeError, MLXSparseError, ShapeError, TracedOnHostError
+from .errors import CoordinateRangeError, DTypeError, MLXSparseError, ShapeError, TracedOnHostError
 from .tensor import SparseTensor
 
 Tree = Any
@@ -76,7 +76,10 @@ def compile(
     if check not in ("step", "late"):
         raise MLXSparseError(f'check must be "step" or "late", got {check!r}')
     if bounds is not None:
-        low, high = (triple(end, "bounds") for end in bounds)
+        ends = list(bounds) if isinstance(bounds, (list, tuple)) else []
+        if len(ends) != 2:
+            raise ShapeError(f"bounds must be ((x0, y0, z0), (x1, y1, z1)), got {bounds}")
+        low, high = (triple(end, "bounds") for end in ends)
         if any(a >= b for a, b in zip(low, high)):
             raise ShapeError(f"bounds must have a lower and a higher corner, got {bounds}")
         bounds = low, high
@@ -128,6 +131,9 @@ class Compiled:
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:
         name = getattr(self.function, "__name__", type(self.function).__name__)
         trace(f"compile: {name} runs eagerly: {why}", once=True)
+        if self._bounds is not None and executor() == "host":
+            bounds = self._bounds
+            _map((args, kwargs), lambda x: _check_inside(x, bounds))
         result = self.function(*args, **kwargs)
         _map(result, lambda x: x.check())
         return result
@@ -286,6 +292,17 @@ def _extent(bounds: Bounds, stride: Triple, batch_size: int) -> Extent:
     low = [a // s for a, s in zip(bounds[0], stride)]
     x, y, z = (-(-b // s) - a for a, b, s in zip(low, bounds[1], stride))
     return Extent((low[0], low[1], low[2]), (x, y, z), batch_size)
+
+
+def _check_inside(x: SparseTensor, bounds: Bounds) -> None:
+    """CoordinateRangeError where a site lies outside; on the host."""
+    extent, sites = _extent(bounds, x.stride, x.batch_size), x.key._record.rows()[:, 1:]
+    low, high = np.array(extent.low), np.add(extent.low, extent.span)
+    if ((sites < low) | (sites >= high)).any():
+        raise CoordinateRangeError(
+            f"an argument of stride {x.stride} has sites from {tuple(sites.min(axis=0).tolist())} to "
+            f"{tuple(sites.max(axis=0).tolist())}, outside of bounds={bounds} of the first lattice"
+        )
 
 
 def _slots(tree: Tree, arguments: list[CoordinateMapKey]) -> list[_Slot]:

@@ -355,8 +355,9 @@ class SparseTensor(tuple):
         return SparseTensor._make((coords, mx.array(feats), *rest), key, self._manager)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fixed = self._key is not None and self._key.fixed_capacity
-        return (_padded if fixed else SparseTensor._rebuild), (list(self),)
+        if self._key is None:
+            return SparseTensor._rebuild, (list(self),)
+        return _unpickled, (self._key, list(self)[1:])
 
     def __repr__(self) -> str:
         shape = "" if self.spatial_shape is None else f", spatial_shape={self.spatial_shape}"
@@ -372,7 +373,6 @@ class SparseTensor(tuple):
         )
 
 
-def _padded(leaves: Iterable[Any]) -> SparseTensor:
-    """What a pickled tensor of a fixed capacity becomes."""
-    made = SparseTensor._rebuild(leaves)
-    return made.with_capacity(made.capacity)
+def _unpickled(key: CoordinateMapKey, leaves: list[Any]) -> SparseTensor:
+    """leaves: all but the coordinates; tensors that shared a key share the new one."""
+    return SparseTensor._make((key.coords, *leaves), key, key.manager)

@@ -12,8 +12,10 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn
+from mlx.utils import tree_flatten
 
 from .coords import CoordinateMapKey
+from .errors import TransformError
 from .tensor import SparseTensor
 
 
@@ -24,7 +26,7 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
     parameters get gradients too (as with mlx.nn.utils.checkpoint); arrays that a plain function
     closes over do not. As there, the function runs twice: what it changes it changes twice (running
     statistics of a BatchNorm in training), and what it draws it draws anew (a Dropout's mask, so that
-    value and gradient differ).
+    value and gradient differ). Raises TransformError where it returns neither array nor tensor.
     """
     module = function if isinstance(function, mlx.nn.Module) else None
 
@@ -39,6 +41,10 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
                 module.update(parameters)
             args, kwargs = _restore((args, kwargs), iter(keys))
             result = function(*args, **kwargs)
+            leaves: list[tuple[str, Any]] = tree_flatten([result])  # type: ignore[assignment]
+            if not any(isinstance(a, mx.array) for _, a in leaves):  # MLX crashes
+                name = getattr(function, "__name__", type(function).__name__)
+                raise TransformError(f"checkpoint: {name} returned {result!r}, no array and no SparseTensor")
             results.clear()
             _visit(result, lambda x: results.append(x._key))
             return result

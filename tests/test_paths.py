@@ -122,3 +122,27 @@ def test_tune_needs_a_gpu(capsys):
     assert main(["tune", "--device", "cpu"]) == 2
     assert "--device gpu" in capsys.readouterr().err
     mx.set_default_device(before)
+
+
+@pytest.mark.parametrize("path", ["tiles", "rows", "gather"])
+def test_no_rows_of_input_and_some_of_output(kernels, path):
+    x, out = tensor(0), np.array([[0, 0, 0, 0]], np.int32)
+    w = weight(5, 3, 4)
+    with tuning.forced(path):
+        y, *gradients = outcome(x, w, mx.ones((5,)), out=out)
+    assert y.tolist() == [[1] * 5] and gradients[0].shape == (0, 4)
+    assert gradients[1].shape == w.shape and not gradients[1].any() and gradients[2].any()
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_layer_without_taps_is_its_bias(kernels, norm):
+    x = tensor(20)
+    conv, bn = ms.nn.SubmConv3d(4, 4, 3), ms.nn.BatchNorm(4)
+    conv.keep_taps(())
+    conv.bias, bn.bias, wanted = mx.array([1.0, 2, 3, 4]), mx.array([10.0, 20, 30, 40]), [1.0, 2, 3, 4]
+    if norm:
+        y = ms.nn.conv_norm_act(conv, bn.eval(), ms.nn.ReLU(), x, x.replace(mx.ones_like(x.feats)))
+        wanted = [12.0, 23, 34, 45]
+    else:
+        y = conv(x)
+    np.testing.assert_allclose(np.array(y.feats), np.tile(wanted, (20, 1)), rtol=1e-4)

@@ -10,7 +10,7 @@ import pytest
 
 import mlxsparse as ms
 from mlxsparse import ops
-from mlxsparse.errors import CapacityError, CoordinateRangeError, DTypeError
+from mlxsparse.errors import CapacityError, CoordinateRangeError, DTypeError, ShapeError
 
 from .static_cases import (
     HAS_GPU,
@@ -52,7 +52,7 @@ def test_bounds_known_in_advance(kernels):
         same(step(x.with_capacity(100)), OPERATORS[name](x))
     with pytest.raises(CoordinateRangeError, match=r"stride \(2, 2, 2\)"):
         ms.compile(OPERATORS["k2 s2"], bounds=((-5, -5, -5), (4, 6, 6)))(x.with_capacity(100))
-    with pytest.raises(ms.errors.ShapeError, match="bounds"):
+    with pytest.raises(ShapeError, match="bounds"):
         ms.compile(OPERATORS["k2 s2"], bounds=((0, 0, 0), (4, 0, 6)))
 
 
@@ -202,3 +202,22 @@ def test_names_of_arguments_mean_nothing(kernels):
     assert step({"sparse": x}, sparse=x).feats.tolist() == wanted
     with pytest.raises(DTypeError, match="NumPy"):
         step({"sparse": x, "more": np.ones(3)})
+
+
+def test_bounds_of_a_compiled_function_hold_on_the_host_too():
+    with mx.stream(mx.cpu):
+        x, down = tensor(40), ms.nn.Conv3d(4, 4, 2, 2)
+        rows = np.array(x.coords)[: x.num_active, 1:]
+        good = tuple(rows.min(axis=0).tolist()), tuple((rows.max(axis=0) + 1).tolist())
+        coarse = ms.ops.max_pool3d(x, 2)
+        for y in (x, coarse, x.with_capacity(60)):
+            assert mx.array_equal(ms.compile(down, bounds=good)(y).feats, down(y).feats)
+        for bad in (
+            (good[0], tuple((rows.max(axis=0)).tolist())),
+            (tuple((rows.min(axis=0) + 1).tolist()), tuple((rows.max(axis=0) + 2).tolist())),
+        ):
+            with pytest.raises(CoordinateRangeError, match="outside of bounds"):
+                ms.compile(down, bounds=bad)(x)
+        for wrong in (5, (good[0],), (*good, good[0]), "ab", ((1, 2), (3, 4))):
+            with pytest.raises(ShapeError, match="bounds"):
+                ms.compile(down, bounds=wrong)

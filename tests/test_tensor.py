@@ -317,6 +317,23 @@ def test_deepcopy_keeps_what_shared_a_key_together():
     assert x.feats.tolist() == tensor().feats.tolist()
 
 
+@pytest.mark.parametrize("capacity", [None, 8])
+def test_pickled_tensors_share_a_key_after_use_too(capacity):
+    x = tensor() if capacity is None else tensor().with_capacity(capacity)
+    coarse = ms.ops.max_pool3d(x, 2)
+    a, b, c, d = pickle.loads(pickle.dumps((x, x * 2, coarse, coarse * 2)))
+    conv = ms.nn.SubmConv3d(2, 2)
+    for y in (a, b, c, d):
+        conv(y)
+    assert a.key is b.key is not x.key and c.key is d.key is not a.key
+    assert (a + b).feats.tolist() == (x * 3).feats.tolist() and (c + d).capacity == coarse.capacity
+    assert ms.ops.max_pool3d(a, 2).feats.tolist() == c.feats.tolist()
+    assert (a.key.fixed_capacity, a.stride, c.stride) == (capacity is not None, x.stride, coarse.stride)
+    key = pickle.loads(pickle.dumps(x.key))
+    assert (key.count, key.capacity, key.batch_size) == (x.key.count, x.key.capacity, x.batch_size)
+    assert a.key.manager is ms.coords.default_manager()
+
+
 def test_arithmetic_with_numpy_and_other_channels():
     x = tensor()
     for two in (2, 2.0, np.float32(2), np.int64(2), mx.array(2.0), np.array([2.0], np.float32)):

@@ -222,3 +222,11 @@ def test_checkpoint_takes_namedtuples():
     y = ms.checkpoint(swap)(pair(x, z), z)
     assert type(y) is pair and y.a.key is z.key and y.b.key is x.key
     assert y.a.feats.tolist() == [[14.0], [14.0]] and y.b.coords.tolist() == x.coords.tolist()
+
+
+@pytest.mark.parametrize("nothing", [None, [], 3.0, {"a": "b"}])
+def test_checkpoint_of_what_returns_no_array(x, nothing):
+    """Which MLX's own answers with a crash of the interpreter."""
+    with pytest.raises(TransformError, match="returned"):
+        ms.checkpoint(lambda x: nothing)(x)
+    assert ms.checkpoint(lambda x: {"a": x, "b": nothing})(x)["a"].key is x.key

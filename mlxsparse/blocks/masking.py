@@ -35,6 +35,16 @@ class _Masked:
             for name, value in held.items():
                 self[name] = value
 
+    def __reduce_ex__(self: Any, protocol: Any) -> tuple[Any, ...]:
+        """Of the class that was masked: pickle would not find this one by its name."""
+        made: Any = super().__reduce_ex__(protocol)
+        return _new_masked, (type(self).__bases__[1],), *made[2:]
+
+
+def _new_masked(base: Any) -> Any:
+    masked = _masked_class(base)
+    return masked.__new__(masked)
+
 
 @dataclass
 class _Choices:

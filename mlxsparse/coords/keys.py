@@ -270,6 +270,14 @@ class CoordinateMapKey:
                 self._record.index = build_index(self._record.rows(), presorted=self._record.presorted)
             return self._record.index
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its rows: what was derived and cached is made anew, by the default manager."""
+        from .manager import unpickled
+
+        r = self._record
+        told = r.coords, r.count, r.stride, r.batch_size, r.spatial_shape, r.fixed_capacity, r.presorted
+        return unpickled, told
+
     def __repr__(self) -> str:
         sites = "on the device" if self._record.known is None else self._record.known
         return f"CoordinateMapKey(sites={sites}, stride={self.stride}, batch_size={self.batch_size})"

@@ -320,6 +320,23 @@ def default_manager() -> CoordinateManager:
     return _default
 
 
+def unpickled(
+    coords: mx.array,
+    count: int,
+    stride: Triple,
+    batch_size: int,
+    spatial_shape: Triple | None,
+    fixed_capacity: bool,
+    presorted: bool,
+) -> CoordinateMapKey:
+    """A key of rows that were a key's before."""
+    key = _default.insert(
+        coords, stride, count, batch_size=batch_size, spatial_shape=spatial_shape, validate=False
+    )
+    key._record.fixed_capacity, key._record.presorted = fixed_capacity, presorted
+    return key
+
+
 def _sites(record: Record) -> str:
     return f"at most {len(record.coords)} sites" if record.known is None else f"{record.known} sites"
 

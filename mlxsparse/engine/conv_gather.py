@@ -51,6 +51,8 @@ def convolve(x: mx.array, weight: mx.array, bias: mx.array | None, pairs: Device
 
 def _pieces(table: mx.array, x: mx.array) -> list[slice]:
     taps, rows = table.shape
+    if x.size == 0:  # MLX takes nothing from no rows
+        return []
     step = max(1, PIECE_BYTES // max(1, taps * x.shape[1] * x.dtype.size))
     return [slice(i * step, min((i + 1) * step, rows)) for i in range(blocks(rows, step))]
 

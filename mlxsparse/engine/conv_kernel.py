@@ -54,6 +54,8 @@ def case(x: mx.array, weight: mx.array, bias: mx.array | None) -> tuple[Any, ...
 
 
 def _path(name: str, x: mx.array, weight: mx.array, pairs: DeviceMap, groups: int) -> str:
+    if 0 in weight.shape[1:-1]:  # tiles without a tap have no place to write the bias to
+        return "rows"
     if name != "convolution":
         return tuning.PATHS[0] if groups == 1 else "rows"
     dtype, grid = x.dtype, pairs.grid

@@ -153,8 +153,10 @@ def write_las(path: str | os.PathLike[str], points: np.ndarray,
     if len(points) and not steps.max() <= 2**31 - 1:
         raise PointCloudError(f"points reach {steps.max():.3g} steps from the offset, more than 32-bit "
                               "integers hold; use a larger scale or an offset near the points")
-    standard = set(header.point_format.dimension_names)
+    standard, taken = set(header.point_format.dimension_names), laspy.LasData(header)
     for name in [name for name in fields if name not in standard]:
+        if not name or hasattr(taken, name):  # laspy's own: it would be put in the place of that
+            raise PointCloudError(f"fields[{name!r}]: a LAS dimension cannot have this name; rename it")
         dtype = np.asarray(fields[name]).dtype
         try:
             header.add_extra_dim(laspy.ExtraBytesParams(name=name, type=dtype))

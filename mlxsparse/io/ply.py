@@ -1,12 +1,13 @@
 """PLY files, ascii and binary of either byte order, through plyfile.
 
 Everything that is not the label is kept: properties and their types, other elements such as faces, comments,
-byte order.
+byte order (but of files where numbers lie beside lists, which plyfile writes in the machine's own alone).
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -81,11 +82,19 @@ def write_ply_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathL
     lists = {p.name: p for p in source["vertex"].properties if isinstance(p, plyfile.PlyListProperty)}
     vertex = plyfile.PlyElement.describe(
         table, "vertex", comments=source["vertex"].comments,
-        len_types={name: p.list_dtype()[0] for name, p in lists.items()},
-        val_types={name: p.list_dtype()[1] for name, p in lists.items()},
+        len_types={name: p.list_dtype("")[0] for name, p in lists.items()},
+        val_types={name: p.list_dtype("")[1] for name, p in lists.items()},
     )  # fmt: skip
     elements = [vertex if e.name == "vertex" else e for e in source.elements]
-    _write(plyfile.PlyData(elements, source.text, source.byte_order, source.comments, source.obj_info), path)
+    order = source.byte_order if source.text else _order(elements, source.byte_order)
+    _write(plyfile.PlyData(elements, source.text, order, source.comments, source.obj_info), path)
+
+
+def _order(elements: Sequence[Any], order: str) -> str:
+    """The byte order to write in: plyfile leaves numbers beside lists in the machine's own."""
+    lists = [[hasattr(p, "list_dtype") for p in e.properties] for e in elements]
+    mixed = any(any(of) and not all(of) for of in lists)
+    return {"little": "<", "big": ">"}[sys.byteorder] if mixed else order
 
 
 def check_labels_fit(cloud: PointCloud, labels: np.ndarray) -> None:
@@ -97,6 +106,12 @@ def check_labels_fit(cloud: PointCloud, labels: np.ndarray) -> None:
 
 def write_ply(path: str | os.PathLike[str], points: np.ndarray, fields: Mapping[str, np.ndarray]) -> None:
     """Write a new binary PLY: points (N, 3) as float32, fields name -> (N,), as red, green, blue uint8."""
+    if np.ndim(points) != 2 or np.shape(points)[1] != 3:
+        raise PointCloudError(f"points has shape {np.shape(points)}; (N, 3) is needed")
+    for name, values in fields.items():
+        if np.shape(values) != (len(points),):
+            shape = np.shape(values)
+            raise PointCloudError(f"fields[{name!r}] has shape {shape}; ({len(points)},) is needed")
     columns = {axis: np.asarray(points[:, i], np.float32) for i, axis in enumerate("xyz")} | dict(fields)
     table = np.empty(len(points), [(name, np.asarray(v).dtype) for name, v in columns.items()])
     for name, values in columns.items():

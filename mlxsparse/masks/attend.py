@@ -55,14 +55,6 @@ class CompiledProgram:
         place[out] = len(self.rows) + np.arange(len(out))
         return place, len(self.rows) + len(out)
 
-    @cached_property
-    def _back(self) -> np.ndarray:
-        """Row of each position, numbers past the last row for those that only fill a block."""
-        rows = self.rows.copy()
-        fill = np.flatnonzero(rows < 0)
-        rows[fill] = self.num_rows + np.arange(len(fill))
-        return rows
-
     def attend(
         self, q: mx.array, k: mx.array, v: mx.array, *, scale: float | None = None, return_lse: bool = False
     ) -> Any:
@@ -127,8 +119,11 @@ class CompiledProgram:
         """(Z, H, P, C) -> (Z, H, rows, C), `fill` for rows without a position."""
         z, h, p, c = a.shape
         flat = a.transpose(2, 0, 1, 3).reshape(p, z * h * c)
-        size = max(rows, self.num_rows + int((self.rows < 0).sum()))
-        return put_rows(flat, self._back, size, fill)[:rows].reshape(rows, z, h, c).transpose(1, 2, 0, 3)
+        back = self.rows.copy()
+        holes = np.flatnonzero(back < 0)
+        back[holes] = rows + np.arange(len(holes))  # past all rows, those of padding too
+        made = put_rows(flat, back, rows + len(holes), fill)[:rows]
+        return made.reshape(rows, z, h, c).transpose(1, 2, 0, 3)
 
     def __repr__(self) -> str:
         return f"CompiledProgram({self.layout}, rows={self.num_rows}, segments={self.segments is not None})"

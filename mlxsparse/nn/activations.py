@@ -14,6 +14,7 @@ from mlx.nn import Identity, Module
 
 from ..backend.features import zero_padding
 from ..engine import pointwise
+from ..errors import ShapeError
 from ..ops.check import check_tensor
 from ..tensor import SparseTensor
 
@@ -30,6 +31,8 @@ def _on_rows(layer: Any, *, zero: bool = False) -> Any:
 
     def call(self: Module, x: SparseTensor) -> SparseTensor:
         check_tensor(x)
+        if layer is mlx.nn.GLU and x.num_channels % 2:
+            raise ShapeError(f"GLU halves the channels: got {x.num_channels}, an odd number")
         live = live_rows(x)
         if layer is mlx.nn.ReLU and pointwise.direct(live):
             return x.replace(pointwise.activated(live), clean=True)

@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx.nn import Module
 
 from .. import ops
-from ..coords.geometry import Triple, TripleLike, triple
+from ..coords.geometry import Triple, TripleLike, triple, whole
 from ..errors import ShapeError
 from ..ops.conv import Target
 from ..tensor import SparseTensor
@@ -29,7 +29,10 @@ class _Conv(Module):
         bias: bool,
     ):
         super().__init__()
-        if groups < 1 or in_channels % groups or out_channels % groups:
+        in_channels = whole(in_channels, "in_channels", 1)
+        out_channels = whole(out_channels, "out_channels", 1)
+        groups = whole(groups, "groups", 1)
+        if in_channels % groups or out_channels % groups:
             raise ShapeError(
                 f"groups={groups} must divide in_channels={in_channels} and out_channels={out_channels}"
             )

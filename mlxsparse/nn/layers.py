@@ -10,7 +10,9 @@ import mlx.nn
 from mlx.nn import Module
 
 from .. import ops
+from ..coords.geometry import whole
 from ..errors import ShapeError
+from ..ops.check import check_tensor
 from ..tensor import SparseTensor
 from .activations import ReLU
 from .norm import BatchNorm, norm_act
@@ -21,6 +23,7 @@ class Linear(Module):
 
     def __init__(self, input_dims: int, output_dims: int, bias: bool = True):
         super().__init__()
+        input_dims, output_dims = whole(input_dims, "input_dims", 1), whole(output_dims, "output_dims", 1)
         scale = 1 / math.sqrt(input_dims)
         self.weight = mx.random.uniform(-scale, scale, (output_dims, input_dims))
         if bias:
@@ -62,12 +65,15 @@ class SqueezeExcitation(Module):
 
     def __init__(self, channels: int, reduction: int = 16):
         super().__init__()
-        if channels < 1 or reduction < 1:
-            raise ShapeError(f"channels and reduction must be at least 1, got {channels} and {reduction}")
+        channels, reduction = whole(channels, "channels", 1), whole(reduction, "reduction", 1)
         middle = max(1, channels // reduction)
         self.squeeze = mlx.nn.Linear(channels, middle)
         self.expand = mlx.nn.Linear(middle, channels)
 
     def __call__(self, x: SparseTensor) -> SparseTensor:
+        check_tensor(x)
+        wanted = self.squeeze.weight.shape[1]
+        if x.num_channels != wanted:
+            raise ShapeError(f"SqueezeExcitation({wanted}) got a tensor of {x.num_channels} channels")
         gate = mx.sigmoid(self.expand(mx.maximum(self.squeeze(ops.global_avg_pool(x)), 0)))
         return ops.broadcast_mul(x, gate.astype(x.dtype))

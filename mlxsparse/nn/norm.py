@@ -14,6 +14,7 @@ from mlx.nn import Identity, Module
 
 from ..backend import executor
 from ..backend.kernel_norm import Running
+from ..coords.geometry import whole
 from ..engine import norm, norm_kernel, pointwise
 from ..errors import MLXSparseError, ShapeError
 from ..ops.check import check_tensor
@@ -113,6 +114,7 @@ class BatchNorm(Module):
         track_running_stats: bool = True,
     ):
         super().__init__()
+        num_features = whole(num_features, "num_features", 1)
         self.num_features = num_features
         self.eps = eps
         self.momentum = momentum
@@ -191,8 +193,9 @@ class GroupNorm(Module):
         pytorch_compatible: bool = False,
     ):
         super().__init__()
-        if num_groups < 1 or dims % num_groups:
-            raise ShapeError(f"num_groups={num_groups} must be at least 1 and divide dims={dims}")
+        num_groups, dims = whole(num_groups, "num_groups", 1), whole(dims, "dims", 1)
+        if dims % num_groups:
+            raise ShapeError(f"num_groups={num_groups} must divide dims={dims}")
         if affine:
             self.weight = mx.ones((dims,))
             self.bias = mx.zeros((dims,))
@@ -220,6 +223,7 @@ class InstanceNorm(Module):
 
     def __init__(self, dims: int, eps: float = 1e-5, affine: bool = False):
         super().__init__()
+        dims = whole(dims, "dims", 1)
         if affine:
             self.weight = mx.ones((dims,))
             self.bias = mx.zeros((dims,))
@@ -239,6 +243,7 @@ class LayerNorm(Module):
 
     def __init__(self, dims: int, eps: float = 1e-5, affine: bool = True, bias: bool = True):
         super().__init__()
+        dims = whole(dims, "dims", 1)
         if affine:
             self.weight = mx.ones((dims,))
             if bias:
@@ -260,6 +265,7 @@ class RMSNorm(Module):
 
     def __init__(self, dims: int, eps: float = 1e-5):
         super().__init__()
+        dims = whole(dims, "dims", 1)
         self.weight = mx.ones((dims,))
         self.eps = eps
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..backend.autodiff import asked, traced, watched
 from ..coords import CoordinateMapKey, Kernel, KernelMap
-from ..coords.geometry import Triple, TripleLike, divide, multiply
+from ..coords.geometry import Triple, TripleLike, divide, multiply, whole
 from ..engine import conv_kernel, finish, origin
 from ..engine.device_map import DeviceMap
 from ..engine.gather_gemm import convolve
@@ -246,8 +246,7 @@ def _check_weight(
     check_tensor(x)
     if not isinstance(w, mx.array):
         raise ShapeError(f"weight must be an mlx array {_layout(taps)}, got {type(w).__name__}")
-    if not isinstance(groups, int):
-        check_groups(groups, x.num_channels, w.shape[0])
+    groups = whole(groups, "groups", 1)
     if bias is not None and not isinstance(bias, mx.array):
         raise ShapeError(f"bias must be an mlx array ({w.shape[0]},), got {bias!r}")
     feats = x.feats
@@ -302,7 +301,7 @@ def _apply(
     *,
     backwards: bool = False,
 ) -> SparseTensor:
-    on_device = isinstance(found.relation, DeviceMap)
+    on_device, groups = isinstance(found.relation, DeviceMap), int(groups)  # not NumPy's
     if on_device:
         y = on_map("convolution", found, x.feats, w, bias, groups, taps, backwards, x._made)
     else:

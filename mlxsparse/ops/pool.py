@@ -86,7 +86,9 @@ def global_avg_pool(x: SparseTensor) -> mx.array:
 def global_max_pool(x: SparseTensor, *, empty: float | None = None) -> mx.array:
     """Maximum over each batch item's sites: (B, C). An empty item raises unless `empty` is its value.
 
-    With a fixed capacity on a GPU nothing is read: an empty item is 0 then, and mlxsparse.compile raises.
+    Of equal maxima the first in the order of coordinates has the gradient. With a fixed capacity on a GPU
+    nothing is read: an empty item is 0 then, and mlxsparse.compile raises; of equal maxima the first row
+    has the gradient.
     """
     check_tensor(x)
     if x.key.static:

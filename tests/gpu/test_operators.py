@@ -183,15 +183,16 @@ def test_gpu_channels(channels: int) -> None:
 def test_gpu_tap_subsets(kept: list[int], stride: int) -> None:
     """Taken from the device's own map: no pairs are made on the host."""
     taps = ops.Taps((3, 3, 3), tuple(kept))
-    sites, feats, w = cloud(60, 6), numbers(4, 63, 6), numbers(10, 5, len(kept), 6)
+    sites, feats, w, b = cloud(60, 6), numbers(4, 63, 6), numbers(10, 5, len(kept), 6), numbers(3, 5)
 
-    def some(f: mx.array, w: mx.array) -> mx.array:
+    def some(f: mx.array, w: mx.array, *b: mx.array) -> mx.array:
         x = SparseTensor(sites.coords, f, active_rows=60, batch_size=3)
         if stride == 1:
-            return ops.subm_conv3d(x, w, taps=taps).feats
-        return ops.conv3d(x, w, stride=2, padding=1, taps=taps).feats
+            return ops.subm_conv3d(x, w, *b, taps=taps).feats
+        return ops.conv3d(x, w, *b, stride=2, padding=1, taps=taps).feats
 
     same(some, [feats, w], mx.float32, 2)
+    same(some, [feats, w, b], mx.float32, 3)
 
 
 def test_gpu_125_taps() -> None:

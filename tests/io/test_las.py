@@ -141,3 +141,10 @@ def test_write_through_a_link_and_permissions(tmp_path):
 def test_classes_in_a_float_type_are_written_where_they_are_whole(tmp_path):
     write_las(tmp_path / "a.las", np.zeros((2, 3)), {"classification": np.array([2.0, 255.0])})
     assert read_points(tmp_path / "a.las").fields["classification"].tolist() == [2, 255]
+
+
+@pytest.mark.parametrize("name", ["", "header", "xyz", "x", "points", "vlrs"])
+def test_names_that_laspy_has_itself_are_refused(name, tmp_path):
+    with pytest.raises(PointCloudError, match="rename"):
+        write_las(tmp_path / "a.las", np.zeros((2, 3)), {name: np.ones(2, np.uint16)})
+    assert not list(tmp_path.iterdir())

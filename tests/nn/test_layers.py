@@ -221,3 +221,42 @@ def test_normalized_convolution_with_some_taps():
     wanted.bias = layer.bias
     layer.keep_taps(kept)
     assert np.allclose(np.array(layer(x).feats), np.array(wanted(x).feats), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: ms.nn.SubmConv3d(n, 8),
+        lambda n: ms.nn.Conv3d(4, n, 3),
+        lambda n: ms.nn.SubmConv3d(8, 8, groups=n),
+        lambda n: ms.nn.Linear(n, 8),
+        lambda n: ms.nn.Linear(8, n),
+        lambda n: ms.nn.BatchNorm(n),
+        lambda n: ms.nn.GroupNorm(n, 8),
+        lambda n: ms.nn.GroupNorm(1, n),
+        lambda n: ms.nn.InstanceNorm(n),
+        lambda n: ms.nn.LayerNorm(n),
+        lambda n: ms.nn.RMSNorm(n),
+        lambda n: ms.nn.SqueezeExcitation(n),
+        lambda n: ms.nn.SqueezeExcitation(8, n),
+    ],
+)
+def test_numbers_of_channels(make):
+    for wrong in (0, -1, 4.0, "4", None, True):
+        with pytest.raises(ShapeError):
+            make(wrong)
+    assert str(make(np.int64(4))) == str(make(4))
+
+
+def test_groups_of_numpy_are_as_ints():
+    x, w = cloud(), mx.random.normal((8, 3, 3, 3, 3))
+    wanted = ms.ops.subm_conv3d(x, w, groups=2).feats
+    for two in (np.int64(2), np.int32(2)):
+        assert mx.array_equal(ms.ops.subm_conv3d(x, w, groups=two).feats, wanted)
+        assert type(ms.nn.SubmConv3d(4, 8, groups=two).groups) is int
+
+
+def test_channels_that_a_gate_does_not_take():
+    for layer, channels in ((ms.nn.SqueezeExcitation(5, 2), 4), (ms.nn.GLU(), 3)):
+        with pytest.raises(ShapeError, match=str(channels)):
+            layer(cloud().replace(mx.ones((cloud().capacity, channels))))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import mlx.core as mx
 import mlx.nn
 import mlx.optimizers as optim
@@ -303,3 +306,21 @@ def test_bad_requests_leave_the_model_alone():
     assert all(np.array_equal(a, b) for (_, a), (_, b) in zip(tree_flatten(before), tree_flatten(after)))
     with pytest.raises(CouplingError):
         Pruner("channels").attach(nn.Sequential(nn.SubmConv3d(3, 4)))
+
+
+@pytest.mark.parametrize("structure", ["channels", "offsets", "blocks"])
+def test_pruned_models_are_pickled_and_copied(structure):
+    model, seen, more = unet(), [], {"block": (2, 2)} if structure == "blocks" else {}
+    pruner = Pruner(structure, 0.5, **more).attach(model)
+    x = example(model)
+    wanted = np.array(model(x).feats)
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        np.testing.assert_array_equal(np.array(other(x).feats), wanted)
+        assert [type(m) for m in other.modules()] == [type(m) for m in model.modules()]
+        assert {k for k, _ in tree_flatten(other.trainable_parameters())} == {
+            k for k, _ in tree_flatten(model.trainable_parameters())
+        }
+        Pruner(structure, 0.5, **more).attach(other).detach()
+        seen.append(other)
+    pruner.detach()
+    assert not any(hasattr(m, "_choices") for m in model.modules()) and len(seen) == 2

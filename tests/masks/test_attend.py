@@ -1,0 +1,35 @@
+"""What a compiled program gives rows of padding."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlxsparse as ms
+from mlxsparse.masks import Connection, MaskSpec, VoxelLayout
+
+
+@pytest.mark.parametrize("padding", [1, 2, 10])
+def test_positions_that_fill_a_block_do_not_reach_rows_of_padding(padding):
+    coords = np.array([[0, 0, 0, z] for z in range(6)], np.int32)
+    regions = {"all": ((0, 1), (0, 1), (0, 6)), "hub": ((0, 1), (0, 1), (0, 3))}
+    program = [Connection("all", "all", MaskSpec("tile", tile_shape=3)), Connection("all", "hub")]
+    q = mx.random.normal((6, 2, 4), key=mx.random.key(0))
+    more = mx.concatenate([q, mx.full((padding, 2, 4), np.nan)])
+    whole = VoxelLayout(ms.SparseTensor(coords, mx.ones((6, 1))), regions).compile(program, block=4)
+    padded = ms.SparseTensor(coords, mx.ones((6, 1))).with_capacity(6 + padding)
+    compiled = VoxelLayout(padded, regions).compile(program, block=4)
+    assert (compiled.rows < 0).any()
+    wanted, its = whole.attend(q, q, q, return_lse=True)
+    got, lse = compiled.attend(more, more, more, return_lse=True)
+    np.testing.assert_array_equal(np.array(got), np.pad(np.array(wanted), ((0, padding), (0, 0), (0, 0))))
+    np.testing.assert_array_equal(lse[:6], its)
+    assert (np.array(lse[6:]) == -np.inf).all()
+
+    def gradient(program, k):
+        return mx.grad(lambda v: (program.attend(k, k, v) ** 2).sum())(k)
+
+    one, other = gradient(whole, q), gradient(compiled, more)
+    np.testing.assert_array_equal(np.array(other[:6]), np.array(one))
+    assert not np.array(other[6:]).any()
