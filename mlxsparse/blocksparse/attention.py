@@ -41,19 +41,9 @@ def block_sparse_attention(
     any key has 0 and -inf, and gradient 0. Masked keys may hold NaN; a query that attends to a key or value
     that is not finite becomes NaN. Differentiable in q, k, v and bias. Raises ShapeError and DTypeError.
     """
-    for name, a in (("q", q), ("k", k), ("v", v)):
-        check_float(name, a)
-        if a.ndim != 4:
-            check_shape(name, a, (None,) * 4, " (Z, H, tokens, channels)")
-    check_same_dtype(q=q, k=k, v=v)
-    z, heads, m, d = q.shape
-    key_z, key_heads, n, key_d = k.shape
-    if (key_z, key_d) != (z, d):
-        check_shape("k", k, (z, None, None, d), f" to fit q {tuple(q.shape)}")
-    if v.shape[:3] != k.shape[:3]:
-        check_shape("v", v, (z, key_heads, n, None), f" to fit k {tuple(k.shape)}")
-    if key_heads == 0 or heads % key_heads:
-        raise ShapeError(f"q has {heads} heads, k has {key_heads}; wanted a divisor of {heads}")
+    factor = checked_scale(q, k, v, scale)
+    z, heads, m, _ = q.shape
+    n = k.shape[2]
     check_layout(layout)
     if layout.shape != (m, n):
         raise ShapeError(f"layout has shape {layout.shape}, wanted ({m}, {n}) to fit q and k")
@@ -62,9 +52,6 @@ def block_sparse_attention(
     if bias is not None and not isinstance(bias, mx.array):
         layout = layout.with_heads(heads)
     added_bias, packed = check_bias("bias", bias, layout, z, heads)
-    factor = 1 / math.sqrt(max(d, 1)) if scale is None else float(scale)
-    if not math.isfinite(factor):
-        raise MLXSparseError(f"scale must be finite, got {scale}")
     pair = _segments(segments, m, n)
     added = Added(
         rpe=added_bias,
@@ -76,6 +63,27 @@ def block_sparse_attention(
     )
     found = block_attention.attention(q, k, v, factor, added, layout.index, return_lse)
     return tuple(found) if return_lse else found[0]
+
+
+def checked_scale(q: mx.array, k: mx.array, v: mx.array, scale: float | None) -> float:
+    """What products of queries and keys are multiplied by; ShapeError, DTypeError where they do not fit."""
+    for name, a in (("q", q), ("k", k), ("v", v)):
+        check_float(name, a)
+        if a.ndim != 4:
+            check_shape(name, a, (None,) * 4, " (Z, H, tokens, channels)")
+    check_same_dtype(q=q, k=k, v=v)
+    z, heads, _, d = q.shape
+    key_z, key_heads, n, key_d = k.shape
+    if (key_z, key_d) != (z, d):
+        check_shape("k", k, (z, None, None, d), f" to fit q {tuple(q.shape)}")
+    if v.shape[:3] != k.shape[:3]:
+        check_shape("v", v, (z, key_heads, n, None), f" to fit k {tuple(k.shape)}")
+    if key_heads == 0 or heads % key_heads:
+        raise ShapeError(f"q has {heads} heads, k has {key_heads}; wanted a divisor of {heads}")
+    factor = 1 / math.sqrt(max(d, 1)) if scale is None else float(scale)
+    if not math.isfinite(factor):
+        raise MLXSparseError(f"scale must be finite, got {scale}")
+    return factor
 
 
 def _kept_keys(mask: Any, z: int, n: int) -> mx.array | None:

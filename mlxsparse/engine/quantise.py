@@ -38,7 +38,7 @@ def quantise(
         )
     if max(-np.floor(low), high) >= LIMIT:  # -2**30 + 0.5 lies in site -2**30, which is none
         raise CoordinateRangeError(
-            f"points reach {far:.3g} voxels from the origin, at most 2**30: pass origin="
+            f"points reach {far:.3g} voxels from the origin, at most 2**30: larger voxels or another origin"
         )
     return list(cells), valid
 

@@ -10,7 +10,8 @@ import mlx.core as mx
 import numpy as np
 
 from ..blocksparse import BlockLayout, block_sparse_attention
-from ..blocksparse.check import check_float, check_same_dtype, check_shape
+from ..blocksparse.attention import checked_scale
+from ..blocksparse.check import check_float, check_shape
 from ..engine.rows import put_rows
 from ..errors import ShapeError
 
@@ -84,7 +85,7 @@ class CompiledProgram:
         for name, a in (("q", q), ("k", k), ("v", v)):
             check_float(name, a)
             check_shape(name, a, (None, None, rows, None), " (Z, H, rows, channels)")
-        check_same_dtype(q=q, k=k, v=v)
+        scale = checked_scale(q, k, v, scale)
         z, heads = q.shape[:2]
         if self.layout.nnz == 0:
             out = mx.zeros((z, heads, rows, v.shape[3]), q.dtype)

@@ -1,4 +1,4 @@
-"""What a compiled program gives rows of padding."""
+"""What a compiled program takes, and what it gives rows of padding."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import mlxsparse as ms
+from mlxsparse.errors import MLXSparseError, ShapeError
 from mlxsparse.masks import Connection, MaskSpec, VoxelLayout
 
 
@@ -33,3 +34,19 @@ def test_positions_that_fill_a_block_do_not_reach_rows_of_padding(padding):
     one, other = gradient(whole, q), gradient(compiled, more)
     np.testing.assert_array_equal(np.array(other[:6]), np.array(one))
     assert not np.array(other[6:]).any()
+
+
+def test_a_program_without_pairs_takes_what_others_take():
+    coords = np.array([[0, 0, 0, 0], [0, 1, 0, 0]], np.int32)
+    regions = {"a": np.array([True, True]), "none": np.zeros(2, bool)}
+    layout = VoxelLayout(ms.SparseTensor(coords, mx.ones((2, 1))), regions, allow_empty=True)
+    programs = [layout.compile(Connection("a", name)) for name in ("a", "none")]
+    q = mx.ones((2, 2, 4))
+    assert not mx.any(programs[1].attend(q, q, mx.ones((2, 2, 3)))).item()
+    wrong = [(mx.ones((2, 3, 4)), q, q), (q, mx.ones((2, 2, 5)), q), (q, q, mx.ones((2, 1, 4)))]
+    for program in programs:
+        for arrays in wrong:
+            with pytest.raises(ShapeError):
+                program.attend(*arrays)
+        with pytest.raises(MLXSparseError, match="finite"):
+            program.attend(q, q, q, scale=float("nan"))
