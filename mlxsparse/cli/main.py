@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -66,6 +67,8 @@ def set_device(name: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; exit status 0, 1 for data that cannot be used, 2 for wrong usage."""
     options = parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
     try:
         set_device(options.device)
         status: int = options.run(options)

@@ -22,6 +22,13 @@ def quantise(
     wide: in float64, else float32. CoordinateRangeError past 2**30 voxels (2**22 in float32).
     """
     kind = np.float64 if wide else np.float32
+    if not wide:
+        with np.errstate(over="ignore", under="ignore"):
+            narrow = size.astype(np.float32)
+        if not (narrow > 0).all() or not np.isfinite(narrow).all():
+            raise CoordinateRangeError(
+                f"voxels of {size.tolist()} are no float32 numbers: pass NumPy points (float64)"
+            )
     cells, low, high = _cells(xyz, kind, origin, size)
     valid = None
     if limits is not None or not np.isfinite([low, high]).all():

@@ -45,7 +45,7 @@ def read_npz(path: str | os.PathLike[str]) -> PointCloud:
     columns = {
         name: values
         for name, values in arrays.items()
-        if name not in (key, "x", "y", "z") and values.shape == (len(points),) and values.dtype.kind in "iuf"
+        if name not in (key, "x", "y", "z") and values.shape == (len(points),) and values.dtype.kind in "iufb"
     }
     if "labels" in columns:
         labels = columns.pop("labels")

@@ -101,7 +101,10 @@ def check_labels_fit(cloud: PointCloud, labels: np.ndarray) -> None:
     """PointCloudError where the labels, or the names of the cloud's fields, cannot be written as PLY."""
     check_range(labels, -(2**31), 2**31 - 1, "a label of 32 bits")
     if cloud.format != "ply":
-        _words(["x", "y", "z", *written_fields(cloud), "label"])
+        fields = written_fields(cloud)
+        _words(["x", "y", "z", *fields, "label"])
+        for name, values in fields.items():
+            _kind(name, values)
 
 
 def write_ply(path: str | os.PathLike[str], points: np.ndarray, fields: Mapping[str, np.ndarray]) -> None:
@@ -126,24 +129,28 @@ def _write_new(table: np.ndarray, path: str | os.PathLike[str]) -> None:
 
 
 def _plain(table: np.ndarray) -> np.ndarray:
-    """The table in types that PLY has: no 64-bit integers, booleans or half floats."""
-    kinds = []
+    """The table in types that PLY has."""
     names = table.dtype.names or ()
-    for name, word in zip(names, _words(names)):
-        kind = table.dtype[name]
-        if kind.kind == "b":
-            kind = np.dtype("u1")
-        elif kind.kind in "iu" and kind.itemsize == 8:
-            values = table[name]
-            fits = not len(values) or (values.min() >= -(2**31) and values.max() < 2**31)
-            kind = np.dtype("i4" if fits else "f8")
-        elif kind == np.float16:
-            kind = np.dtype("f4")
-        kinds.append((word, kind))
+    kinds = [(word, _kind(name, table[name])) for name, word in zip(names, _words(names))]
     plain = np.empty(len(table), kinds)
     for (new, _), old in zip(kinds, names):
         plain[new] = table[old]
     return plain
+
+
+def _kind(name: str, values: np.ndarray) -> np.dtype[Any]:
+    """The type of a property: PLY has no 64-bit integers, booleans or half floats."""
+    kind = values.dtype
+    if kind.kind == "b":
+        return np.dtype("u1")
+    if kind.kind in "iu" and kind.itemsize == 8:
+        low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+        if low >= -(2**31) and high < 2**31:
+            return np.dtype("i4")
+        if max(-low, high) > 2**53:
+            raise PointCloudError(f"field {name!r} reaches {low} or {high}, too far for PLY: write .npy")
+        return np.dtype("f8")
+    return np.dtype("f4") if kind == np.float16 else kind
 
 
 def _words(names: Sequence[str]) -> list[str]:

@@ -240,6 +240,8 @@ def _load(
         loaded: Any = mx.load(os.fspath(path), format="safetensors", return_metadata=True)
         arrays, metadata = loaded
         found, state = json.loads(metadata["identity"]), _State(**json.loads(metadata["state"]))
+        if not (type(state.epoch) is int and len(state.losses) == state.epoch):
+            raise ValueError(f"epoch {state.epoch!r} with losses {state.losses!r}")
         mx.eval(arrays)
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{os.fspath(path)!r} is no checkpoint of a training: {error}") from None
@@ -256,7 +258,10 @@ def _load(
     split: dict[str, list[tuple[str, mx.array]]] = {"model": [], "optimizer": []}
     for key, value in arrays.items():
         part, _, name = key.partition(".")
-        split[part].append((name, value))
+        split.setdefault(part, []).append((name, value))
+    wanted = {name: value.shape for name, value in flat(optimizer.state)}
+    if set(split) != {"model", "optimizer"} or {n: v.shape for n, v in split["optimizer"]} != wanted:
+        raise CheckpointError(f"{os.fspath(path)!r} does not fit the optimizer, or holds other arrays")
     try:
         model.load_weights(split["model"], strict=True)
     except ValueError as error:

@@ -171,6 +171,8 @@ def _field(
             colour = class_colour(place, name)
             legend.append({"value": number, "name": name, "count": count, "colour": colour})
         return {"kind": "class", "classes": legend, "values": columns.add(index.astype(np.uint8))}
+    if values.dtype.kind == "b":
+        values = values.astype(np.uint8)
     if values.dtype.kind == "f":
         values = values.astype(np.float64)
         values[values > _FARTHEST], values[values < -_FARTHEST] = np.inf, -np.inf

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import laspy
 import mlx.core as mx
@@ -326,3 +329,14 @@ def test_weights_are_saved_before_the_score(trained, tmp_path, monkeypatch):
     assert run("train", trained[0], "-o", out, *arguments) == 1
     assert {p.name for p in out.iterdir()} >= {"model.safetensors", "config.json"}
     task.load(out)
+
+
+def test_names_of_files_that_are_no_text(tmp_path):
+    name = os.fsencode(tmp_path) + b"/a\xff.xyz"
+    with open(name, "wb") as file:
+        file.write(b"0 0 0\n1 2 3\n")
+    program = "import sys; from mlxsparse.cli.main import main; sys.exit(main())"
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    command = [sys.executable, "-c", program, "info", name]
+    done = subprocess.run(command, capture_output=True, env=strict, check=False)
+    assert (done.returncode, done.stderr) == (0, b"") and b"a\\udcff.xyz" in done.stdout

@@ -12,7 +12,7 @@ from mlxsparse.cli.main import main
 from mlxsparse.cli.view import fields_of, thin
 from mlxsparse.io.cloud import PointCloud
 from mlxsparse.io.las import write_las
-from mlxsparse.io.points import read_points
+from mlxsparse.io.points import read_points, write_labels
 from tests.data_paths import data_path
 from tests.viz.test_page import parts
 
@@ -192,3 +192,27 @@ def test_values_beyond_float32_count_as_infinite(tmp_path):
     page, fields, _ = page_of(tmp_path / "a.html")
     assert fields["big"].tolist() == [np.inf, -np.inf, 5, 6]
     assert next(f for f in page["fields"] if f["name"] == "big")["high"] <= 6
+
+
+def test_the_page_does_not_take_the_place_of_the_cloud(tmp_path, capsys):
+    path = tmp_path / "a.xyz"
+    np.savetxt(path, np.random.default_rng(0).uniform(0, 9, (20, 3)))
+    (tmp_path / "link.xyz").symlink_to(path)
+    before = path.read_bytes()
+    for cloud, output in ((path, path), (path, tmp_path / "link.xyz"), (tmp_path / "link.xyz", path)):
+        assert run("view", cloud, "-o", output) == 2
+        assert "is the cloud itself" in capsys.readouterr().err and path.read_bytes() == before
+
+
+def test_fields_of_booleans_are_shown_and_kept(tmp_path):
+    rng = np.random.default_rng(0)
+    points, ground = rng.uniform(0, 9, (20, 3)), np.arange(20) % 3 == 0
+    np.savez(tmp_path / "a.npz", points=points, ground=ground)
+    cloud = read_points(tmp_path / "a.npz")
+    assert cloud.fields["ground"].tolist() == ground.tolist()
+    write_labels(cloud, np.arange(20), tmp_path / "b.npy")
+    assert np.load(tmp_path / "b.npy")["ground"].tolist() == ground.tolist()
+    for source in ("a.npz", "b.npy"):
+        assert run("view", tmp_path / source, "-o", tmp_path / "a.html", "--color", "ground") == 0
+    write_labels(cloud, np.arange(20), tmp_path / "b.ply")
+    assert read_points(tmp_path / "b.ply").fields["ground"].tolist() == ground.astype(int).tolist()

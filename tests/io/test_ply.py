@@ -155,3 +155,18 @@ def test_damaged_bytes_raise_point_cloud_errors(tmp_path):
             except PointCloudError:
                 continue
             assert cloud.points.shape == (len(cloud), 3)
+
+
+def test_integers_that_ply_cannot_hold_are_refused(tmp_path):
+    points = np.zeros((2, 3))
+    for high, kind in ((2**31 - 1, "i4"), (2**31, "f8"), (2**53, "f8")):
+        write_ply(tmp_path / "a.ply", points, {"t": np.array([0, high])})
+        t = plyfile.PlyData.read(str(tmp_path / "a.ply"))["vertex"]["t"]
+        assert t.dtype == kind and t.tolist() == [0, high]
+    for far in (2**53 + 1, -(2**53) - 1):
+        with pytest.raises(PointCloudError, match="'t'"):
+            write_ply(tmp_path / "b.ply", points, {"t": np.array([0, far])})
+    np.savez(tmp_path / "a.npz", points=points, t=np.array([0, 2**60]))
+    with pytest.raises(PointCloudError, match="'t'"):
+        write_labels(read_points(tmp_path / "a.npz"), np.array([1, 2]), tmp_path / "b.ply")
+    assert not (tmp_path / "b.ply").exists()

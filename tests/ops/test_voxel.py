@@ -227,3 +227,11 @@ def test_limits_are_whole_numbers(name):
     for value in (1.5, "2", True, 0):
         with pytest.raises(MLXSparseError, match=name):
             mlxsparse.voxelize(np.zeros((3, 3)), voxel_size=1.0, **{name: value})
+
+
+@pytest.mark.parametrize("size", [1e-46, 1e39, (1.0, 1e-46, 1.0)])
+def test_sizes_that_are_no_float32_numbers(size):
+    points = np.array([[-1, 0, 0], [1, 0, 0]], np.float32)
+    with pytest.raises(CoordinateRangeError, match="float64"):
+        mlxsparse.voxelize(mx.array(points), None, size)
+    assert mlxsparse.voxelize(points, None, 1e39).tensor.coords[:, 1].tolist() == [-1, 0]

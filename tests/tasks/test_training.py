@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 
 import mlx.core as mx
@@ -158,3 +159,24 @@ def test_a_full_disk_ends_the_training_with_an_error(job, tmp_path, monkeypatch)
     with pytest.raises(CheckpointError, match="No space left"):
         task.save(fresh(settings), settings, tmp_path / "weights")
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+def test_checkpoints_that_hold_something_else(job, tmp_path):
+    settings, parts = job
+    path = tmp_path / "c.safetensors"
+    task.train(fresh(settings), settings, parts, task.Plan(1), checkpoint=path)
+    arrays, metadata = mx.load(str(path), return_metadata=True)
+    state = json.loads(metadata["state"])
+
+    def resume(arrays, **changed):
+        told = {**metadata, "state": json.dumps({**state, **changed})}
+        other = tmp_path / "d.safetensors"
+        mx.save_safetensors(str(other), arrays, told)
+        with pytest.raises(CheckpointError):
+            task.train(fresh(settings), settings, parts, task.Plan(1), checkpoint=other, resume=True)
+
+    resume({name: a for name, a in arrays.items() if name.startswith("model.")})
+    resume({**arrays, "other.x": mx.zeros(1)})
+    resume({name: a for name, a in arrays.items() if name != "optimizer.step"})
+    for epoch in ("x", 1.0, 2, None):
+        resume(arrays, epoch=epoch)
