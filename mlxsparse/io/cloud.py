@@ -7,7 +7,7 @@ import importlib
 import io
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -96,6 +96,16 @@ def structured(cloud: PointCloud, labels: np.ndarray) -> np.ndarray:
     for name, values in columns.items():
         table[name] = values
     return table
+
+
+def check_columns(points: np.ndarray, fields: Mapping[str, np.ndarray]) -> None:
+    """PointCloudError unless points are (N, 3) and every field has N values."""
+    if np.ndim(points) != 2 or np.shape(points)[1] != 3:
+        raise PointCloudError(f"points has shape {np.shape(points)}; (N, 3) is needed")
+    for name, values in fields.items():
+        if np.shape(values) != (len(points),):
+            shape = np.shape(values)
+            raise PointCloudError(f"fields[{name!r}] has shape {shape}; ({len(points)},) is needed")
 
 
 def check_labels(labels: np.ndarray, count: int) -> np.ndarray:

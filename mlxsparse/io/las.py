@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..errors import PointCloudError
-from .cloud import PointCloud, atomic_write, check_labels, check_range, optional_library
+from .cloud import PointCloud, atomic_write, check_columns, check_labels, check_range, optional_library
 
 _CREATION_DATE_OFFSET = 90  # two uint16: day of year, year
 _VLR_HEADER_BYTES = 54
@@ -131,15 +131,10 @@ def write_las(path: str | os.PathLike[str], points: np.ndarray,
     """
     laspy = _laspy()
     points = np.asarray(points, dtype=np.float64)
-    if points.ndim != 2 or points.shape[1] != 3:
-        raise PointCloudError(f"points has shape {points.shape}; (N, 3) is needed")
+    fields = dict(fields or {})
+    check_columns(points, fields)
     if not np.isfinite(points).all():
         raise PointCloudError("points holds NaN or infinite rows, which LAS cannot store; drop them first")
-    fields = dict(fields or {})
-    for name, values in fields.items():
-        if np.shape(values) != (len(points),):
-            raise PointCloudError(f"fields[{name!r}] has shape {np.shape(values)}; "
-                                  f"({len(points)},) is needed")
 
     header = laspy.LasHeader(version="1.4", point_format=7 if {"red", "green", "blue"} & set(fields) else 6)
     header.generating_software = "mlxsparse"

@@ -17,6 +17,7 @@ from ..errors import PointCloudError
 from .cloud import (
     PointCloud,
     atomic_write,
+    check_columns,
     check_labels,
     check_range,
     optional_library,
@@ -109,12 +110,7 @@ def check_labels_fit(cloud: PointCloud, labels: np.ndarray) -> None:
 
 def write_ply(path: str | os.PathLike[str], points: np.ndarray, fields: Mapping[str, np.ndarray]) -> None:
     """Write a new binary PLY: points (N, 3) as float32, fields name -> (N,), as red, green, blue uint8."""
-    if np.ndim(points) != 2 or np.shape(points)[1] != 3:
-        raise PointCloudError(f"points has shape {np.shape(points)}; (N, 3) is needed")
-    for name, values in fields.items():
-        if np.shape(values) != (len(points),):
-            shape = np.shape(values)
-            raise PointCloudError(f"fields[{name!r}] has shape {shape}; ({len(points)},) is needed")
+    check_columns(points, fields)
     columns = {axis: np.asarray(points[:, i], np.float32) for i, axis in enumerate("xyz")} | dict(fields)
     table = np.empty(len(points), [(name, np.asarray(v).dtype) for name, v in columns.items()])
     for name, values in columns.items():

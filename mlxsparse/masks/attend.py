@@ -36,6 +36,7 @@ class CompiledProgram:
     ):
         rows.flags.writeable = False
         self.layout, self.rows, self.num_rows, self.segments = layout, rows, num_rows, segments
+        self._backs: dict[int, tuple[np.ndarray, int]] = {}
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.layout, self.rows))
@@ -55,6 +56,16 @@ class CompiledProgram:
         out = np.flatnonzero(place < 0)
         place[out] = len(self.rows) + np.arange(len(out))
         return place, len(self.rows) + len(out)
+
+    def _back(self, rows: int) -> tuple[np.ndarray, int]:
+        """Row of each position, those that only fill a block past all `rows`, and how many that makes."""
+        found = self._backs.get(rows)
+        if found is None:
+            back = self.rows.copy()
+            holes = np.flatnonzero(back < 0)
+            back[holes] = rows + np.arange(len(holes))
+            found = self._backs[rows] = back, rows + len(holes)
+        return found
 
     def attend(
         self, q: mx.array, k: mx.array, v: mx.array, *, scale: float | None = None, return_lse: bool = False
@@ -82,10 +93,8 @@ class CompiledProgram:
         rows = q.shape[2] if q.ndim == 4 else self.num_rows
         if rows < self.num_rows:
             raise ShapeError(f"q has {rows} rows, the program was compiled for {self.num_rows}")
-        for name, a in (("q", q), ("k", k), ("v", v)):
-            check_float(name, a)
-            check_shape(name, a, (None, None, rows, None), " (Z, H, rows, channels)")
         scale = checked_scale(q, k, v, scale)
+        check_shape("k", k, (None, None, rows, None), " (Z, H, rows, channels)")
         z, heads = q.shape[:2]
         if self.layout.nnz == 0:
             out = mx.zeros((z, heads, rows, v.shape[3]), q.dtype)
@@ -120,10 +129,8 @@ class CompiledProgram:
         """(Z, H, P, C) -> (Z, H, rows, C), `fill` for rows without a position."""
         z, h, p, c = a.shape
         flat = a.transpose(2, 0, 1, 3).reshape(p, z * h * c)
-        back = self.rows.copy()
-        holes = np.flatnonzero(back < 0)
-        back[holes] = rows + np.arange(len(holes))  # past all rows, those of padding too
-        made = put_rows(flat, back, rows + len(holes), fill)[:rows]
+        back, size = self._back(rows)
+        made = put_rows(flat, back, size, fill)[:rows]
         return made.reshape(rows, z, h, c).transpose(1, 2, 0, 3)
 
     def __repr__(self) -> str:
