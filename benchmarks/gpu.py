@@ -198,7 +198,7 @@ def networks(cloud: Cloud) -> Iterator[tuple[str, Callable[[], Result]]]:
         def loss(net: MinkUNet, x: ms.SparseTensor) -> mx.array:
             return mlx.nn.losses.cross_entropy(net(x).feats.astype(mx.float32), labels, reduction="mean")
 
-        step = mlx.nn.value_and_grad(net, loss)
+        step = ms.staged(mlx.nn.value_and_grad(net, loss))
         optimizer.init(net.trainable_parameters())
         state = [net.state, optimizer.state]
         update = ms.compile(lambda gradient: optimizer.update(net, gradient), inputs=state, outputs=state)

@@ -108,7 +108,7 @@ def cases(name: str, on_device: mx.array, batch_size: int) -> Iterator[tuple[str
             return mx.where(mx.arange(capacity) < x.active_rows, each, 0).sum() / x.active_rows
 
         def update(x: ms.SparseTensor) -> mx.array:
-            value, gradient = mlx.nn.value_and_grad(net, loss)(net, x)
+            value, gradient = ms.staged(mlx.nn.value_and_grad(net, loss))(net, x)
             optimizer.update(net, gradient)
             return value
 

@@ -9,7 +9,7 @@ from .coords import CoordinateManager, CoordinateMapKey, Kernel, KernelMap
 from .ops.storage import load, save
 from .ops.voxel import Voxels, coalesce, voxelize
 from .tensor import SparseTensor
-from .transforms import checkpoint
+from .transforms import checkpoint, staged
 
 __version__ = "0.1.0"
 
@@ -33,6 +33,7 @@ __all__ = [
     "nn",
     "ops",
     "save",
+    "staged",
     "voxelize",
     "wait",
 ]

@@ -186,7 +186,7 @@ class Compiled:
             nonlocal plain
             quiet = without_gradients() if plain else contextlib.nullcontext()
             plain = False  # MLX runs the body again where the compiled function is differentiated
-            with watching() as seen, pace.stages() as marks, quiet:
+            with watching() as seen, pace.stages(compiled=True) as marks, quiet:
                 result = function(*args, **kwargs)
             slots[:] = _slots(result, inner)
             found = [*given, *seen]

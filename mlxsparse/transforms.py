@@ -1,7 +1,8 @@
 """MLX's function transformations, with the identity of sparse tensors kept.
 
 MLX takes a SparseTensor apart into arrays and builds a new one from them, so its key is lost under
-plain `mx.compile` and `mx.checkpoint`. These put it back; `compile` is in compiled.py.
+plain `mx.compile` and `mx.checkpoint`. These put it back; `compile` is in compiled.py. `staged` bounds what
+a gradient holds.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import mlx.core as mx
 import mlx.nn
 from mlx.utils import tree_flatten
 
+from .backend import pace
 from .coords import CoordinateMapKey
 from .errors import TransformError
 from .tensor import SparseTensor
@@ -51,6 +53,29 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
 
         parameters = {} if module is None else module.trainable_parameters()
         return _restore(mx.checkpoint(body)(parameters, args, kwargs), iter(results))
+
+    return run
+
+
+def staged(step: Callable[..., Any]) -> Callable[..., Any]:
+    """`step`, which holds a gradient of MLX, with what it gives begun in stages on a GPU.
+
+    ``mlxsparse.staged(mlx.nn.value_and_grad(model, loss))``, or of `mx.grad`, `mx.value_and_grad` or a
+    function that calls `mx.vjp`. MLX hands all of a step's passes over at once, some hundred operations
+    ahead of the GPU, and holds what those read and make. Staged, each 32 MiB of results of mlxsparse's
+    operators are begun by themselves, and two such stages are in flight. Values are the same in every bit.
+    On the CPU device, inside `mlxsparse.compile`, which has stages of its own, and inside of other
+    transformations it changes nothing.
+    """
+
+    @wraps(step)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if pace.staging():
+            return step(*args, **kwargs)
+        with pace.stages(compiled=False) as marks:
+            made = step(*args, **kwargs)
+        pace.run(marks)
+        return made
 
     return run
 

@@ -39,13 +39,17 @@ def commands() -> list[list[str]]:
         for file, parts in PARTS_OF_FILES.items()
         for k in range(parts)
     ]
-    whole = [*sorted(ROOT.glob("tests/test_static_traces.py")), *sorted(ROOT.glob("tests/gpu/test_*.py"))]
+    whole = [path for name in ("test_static_traces", "test_staged", "gpu/test_*") for path in _tests(name)]
     found += [[*PYTEST, str(path.relative_to(ROOT))] for path in whole]
     found += [[sys.executable, "tests/gpu/run_kernels.py", f"{part}/"] for part in PARTS]
-    for path in sorted(ROOT.glob("tests/**/test_*.py")):
+    for path in _tests("**/test_*"):
         if path.parent.name != "gpu" and 'usefixtures("device")' in path.read_text(encoding="utf-8"):
             found.append([*PYTEST, "-k", "gpu", str(path.relative_to(ROOT))])
     return found
+
+
+def _tests(name: str) -> list[pathlib.Path]:
+    return sorted(ROOT.glob(f"tests/{name}.py"))
 
 
 def outcome(command: list[str], texts: queue.SimpleQueue[str]) -> tuple[str, bool]:

@@ -20,7 +20,7 @@ import mlx.core as mx
 
 from ..errors import TransformError
 from .device import executor
-from .pace import called, first, next_cotangent, noted, staging
+from .pace import called, compiling, first, next_cotangent, noted
 from .replay import AFTER
 
 Gradient = Callable[..., mx.array]
@@ -69,12 +69,12 @@ def asked(a: mx.array) -> bool:
 
     Not inside of mlxsparse.compile, and always inside of mx.compile, which traces all of its arguments.
     """
-    return not staging() and traced(a) and traced(a)  # the first look at a new type always says yes
+    return not compiling() and traced(a) and traced(a)  # the first look at a new type always says yes
 
 
 def watched(w: mx.array) -> mx.array:
     """A weight whose gradient, if one is asked for, is computed early inside of mlxsparse.compile as well."""
-    if not staging() or not traced(w):
+    if not compiling() or not traced(w):
         return w
     itself: Any = mx.custom_function(lambda w: w)
     itself.vjp(lambda _, gradient, __: first(gradient))

@@ -16,12 +16,12 @@ from ..errors import DeviceError
 
 # MLX can gather the kernels of an evaluation in a CUDA graph. To put one together, to change the last one to
 # it and to start it takes 0.1 to 0.5 ms, in which the GPU waits; without, it starts with the first kernel.
-# And it lets the host go ten pieces ahead, each of one operation more than so many, with all that they read
-# and write: with its own 100 a training step would be in memory at once. MLX reads both at its first CUDA
-# operation.
+# And it hands the kernels over in pieces, each of one more than so many. A piece wakes two threads, as dear
+# as several kernels; ten may be in flight, with all that they read and write: of a gradient as much as
+# `mlxsparse.staged` lets be. MLX reads both at its first CUDA operation.
 if mx.cuda.is_available():
     os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
-    os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "1")
+    os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "24")
 
 _traced: set[str] = set()
 _kernels_everywhere = False

@@ -141,12 +141,11 @@ def counted(
     sets: Sequence[Box],
     table: CoordTable | None = None,
     meanwhile: Callable[[], object] | None = None,
-    after: Sequence[mx.array] = (),
 ) -> tuple[list[Marked], Facts]:
     """As `marked`, at most MOST_SETS sets at once, and their counts; repeated and ends are the table's.
 
-    One wait for all, before which `meanwhile` is called, whose work the GPU goes on with. after: what it
-    computes before that. Without a table repeated and ends mean nothing.
+    One wait for all, before which `meanwhile` is called, whose work the GPU goes on with. Without a table
+    repeated and ends mean nothing.
     """
     check_coords("coords", coords)
     status = no_status() if table is None else table.table
@@ -158,7 +157,7 @@ def counted(
     else:  # the table's own rows of 16 words
         row, half = divmod(dims[-1], 2)
         facts, skipped = status[row:], 8 * half
-    sent = send(*mx.depends([facts], list(after)) if after else [facts])
+    sent = send(facts)
     if meanwhile is not None:
         meanwhile()
     ((repeated, *found),) = (words[skipped:] for words in sent.read())

@@ -175,7 +175,7 @@ def near_tiles(table: CoordTable, active: int | None = None, found: NearBlocks |
     if found is None:
         made = sequence(_near, [table.coords, table.table], *sizes)
     else:
-        made = sequence(_near_tiles, [table.table, *found], *sizes)
+        made = _near_tiles([table.table, *found], *sizes)
     tiled, rows, masks, *turns = made
     return TapTiles(
         tiled, rows, masks, n, n, n if active is None else min(active, n), turns=turns[0] if turns else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
@@ -20,7 +20,7 @@ from .mail import begin
 CALLS = 16  # after which the GPU gets what was called
 PRODUCTS = 1 << 31  # multiplications that take a GPU about as long as CALLS small calls
 AHEAD = 3 << 24  # bytes of results, likewise; two such stages at most are not computed yet
-TRACED = 1 << 25  # likewise in a compiled function: the host has little to do between its stages
+TRACED = 1 << 25  # likewise in a trace: the host has little to do between its stages
 
 
 class _Pace(threading.local):
@@ -28,7 +28,9 @@ class _Pace(threading.local):
     nbytes = 0  # of results, since one was waited for
     before: mx.array | None = None  # tells when the GPU has run what it got last
     stages: list[mx.array] | None = None  # of the trace that is being made
+    compiled = False  # it is one of mx.compile
     staged = 0  # bytes since the last of them
+    most = 0  # bytes in use at a stage with nothing in flight
     wanted: list[mx.array] | None = None  # gradients of weights that nothing waits for yet, in that trace
 
 
@@ -67,6 +69,11 @@ def staging() -> bool:
     return _pace.stages is not None
 
 
+def compiling() -> bool:
+    """Whether `stages` of a compiled function are looked for here."""
+    return _pace.stages is not None and _pace.compiled
+
+
 def noted(result: mx.array) -> None:
     """Count a call inside a trace."""
     if _pace.stages is None:
@@ -78,14 +85,14 @@ def noted(result: mx.array) -> None:
 
 
 @contextlib.contextmanager
-def stages() -> Iterator[list[mx.array]]:
-    """What to compute one after the other, of the calls inside."""
-    before = _pace.stages, _pace.wanted
-    _pace.stages, _pace.wanted, _pace.staged = [], [], 0
+def stages(*, compiled: bool) -> Iterator[list[mx.array]]:
+    """What to compute one after the other, of the calls inside. compiled: they are traced by mx.compile."""
+    before = _pace.stages, _pace.wanted, _pace.staged, _pace.compiled
+    _pace.stages, _pace.wanted, _pace.staged, _pace.compiled = [], [], 0, compiled
     try:
         yield _pace.stages
     finally:
-        _pace.stages, _pace.wanted = before
+        _pace.stages, _pace.wanted, _pace.staged, _pace.compiled = before
 
 
 def first(gradient: mx.array) -> mx.array:
@@ -104,7 +111,7 @@ def next_cotangent(cotangent: mx.array) -> mx.array:
     return cotangent
 
 
-def run(marks: list[mx.array]) -> None:
+def run(marks: Sequence[mx.array]) -> None:
     """Compute the stages of a trace, each when the one but one before it is done."""
     for mark in marks:
         if not _stage(mark):
@@ -121,6 +128,10 @@ def _stage(mark: mx.array, *results: mx.array) -> bool:
     if _pace.before is not None:
         mx.eval(_pace.before)
     _pace.before = mark
+    # What is in flight shall not be what makes a new peak: the GPU goes idle once where that would be.
+    if mx.get_active_memory() > _pace.most:
+        mx.synchronize()
+        _pace.most = max(_pace.most, mx.get_active_memory())
     return True
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from ..backend import kernel_bits, kernel_coords, kernel_sites
 from ..backend.host import require_values
 from ..backend.kernel_bits import Geometry, Marked
-from ..backend.kernel_coords import CoordTable, NearBlocks
+from ..backend.kernel_coords import CoordTable
 from ..backend.kernel_sites import Extent, Reached
 from ..backend.library import MAX_GRID_YZ, begin
 from ..backend.tap_tiles import TapTiles, tap_tiles
@@ -53,25 +53,19 @@ def inserted(
     bounds = ahead.bounds(root)
     plan = [] if bounds is None else ahead.planned(root, bounds, coords.shape[0])
     table = kernel_coords.hash_table(coords, rows=count)
+    if many and plan:  # it takes the GPU longer than the host what follows
+        begin(table.table)
     own: dict[Kernel, TapTiles] = {}
     expected = ahead.next_map(root)
-    found: NearBlocks | None = None
-    if many:  # it takes the GPU longer than the host what follows
-        if plan:
-            begin(table.table)
-        elif expected is not None and _is_near(expected):
-            found = kernel_coords.near_blocks(table)
 
     def map_ahead() -> None:
         assert expected is not None
-        own[expected] = tiles = _looked_up(table, expected, count, found)
+        own[expected] = tiles = _looked_up(table, expected, count)
         if not many:  # else they have begun
             begin(*tiles.arrays)
 
     meanwhile = None if expected is None else map_ahead
-    marks, (repeated, ends, counts) = kernel_bits.counted(
-        coords, ahead.boxes(plan), table, meanwhile, after=found or ()
-    )
+    marks, (repeated, ends, counts) = kernel_bits.counted(coords, ahead.boxes(plan), table, meanwhile)
     if validate and (_range_is_wrong(ends, batch_size, spatial_shape) or repeated):
         rows = host_rows(coords[:count])
         check_range(bounds_of(rows), batch_size, spatial_shape)  # the same errors as on the host
@@ -264,25 +258,14 @@ def _onto_itself(source: Record, kernel: Kernel) -> DeviceMap:
     return _own_map(source.coords, source.active, kernel, tiles=tiles)
 
 
-def _is_near(kernel: Kernel) -> bool:
-    """Whether maps of a set onto itself are made of blocks around each row."""
-    return kernel.size == (3, 3, 3) and kernel.dilation == (1, 1, 1)
-
-
-def _looked_up(
-    table: CoordTable, kernel: Kernel, active: int | mx.array, found: NearBlocks | None = None
-) -> TapTiles:
-    """Ordered map of a set onto itself; of many rows each step is started while the host goes on.
-
-    found: the first step of it, if that has been started.
-    """
+def _looked_up(table: CoordTable, kernel: Kernel, active: int | mx.array) -> TapTiles:
+    """Ordered map of a set onto itself; of many rows each step is started while the host goes on."""
     rows = table.coords.shape[0]
     start: Callable[..., object] = begin if rows >= BEGUN else lambda *_: None
     known = active if isinstance(active, int) else None
-    if found is None:
-        start(table.table)
-    if _is_near(kernel):
-        tiles = kernel_coords.near_tiles(table, known, found)
+    start(table.table)
+    if kernel.size == (3, 3, 3) and kernel.dilation == (1, 1, 1):
+        tiles = kernel_coords.near_tiles(table, known)
     else:
         nbr, keys = kernel_coords.submanifold_map(table, kernel.size, kernel.dilation, by_row=True)
         start(nbr)

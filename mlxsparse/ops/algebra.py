@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from ..backend import executor, host
+from ..backend import executor, host, pace
 from ..backend.autodiff import launched
 from ..backend.features import zero_padding
 from ..coords import CoordinateMapKey, static
@@ -74,6 +74,7 @@ def cat(
         if made is None:
             made = _beside(*feats)
             origin.note_cat(made, feats, [x._made for x in tensors])
+            pace.noted(made)
     else:
         made = pointwise.beside(feats) if pointwise.direct(*feats) else _beside(*feats)
     y = _joined(key, made, tensors)

@@ -6,9 +6,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxsparse.backend import executor, kernel_bits, kernel_coords
+from mlxsparse.backend import executor, kernel_bits
 from mlxsparse.backend.kernel_sites import Extent
-from mlxsparse.coords import CoordinateManager, ahead, device
+from mlxsparse.coords import CoordinateManager, ahead
 from mlxsparse.coords.geometry import Kernel
 from mlxsparse.errors import CapacityError, CoordinateRangeError, DuplicateCoordinatesError
 
@@ -57,9 +57,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     counted = kernel_bits.counted
 
-    def count(coords, sets, *more, **others):
+    def count(coords, sets, *more):
         found.append(len(sets))
-        return counted(coords, sets, *more, **others)
+        return counted(coords, sets, *more)
 
     monkeypatch.setattr(kernel_bits, "counted", count)
     monkeypatch.setattr(ahead, "_followed", {})
@@ -138,17 +138,8 @@ def test_gpu_checks_do_not_depend_on_guesses(reads: list[int]) -> None:
             manager.stride(key, 2, capacity=3)
 
 
-@pytest.mark.parametrize("many", [False, True])
-def test_gpu_own_maps_are_made_ahead(many: bool, reads: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the kernel that the last cloud was asked for; not after two that were not asked.
-
-    many: as of so many rows that the GPU starts with it before the cloud's check.
-    """
-    blocks: list[int] = []
-    if many:
-        monkeypatch.setattr(device, "BEGUN", 1)
-        near = kernel_coords.near_blocks
-        monkeypatch.setattr(kernel_coords, "near_blocks", lambda table: blocks.append(1) or near(table))
+def test_gpu_own_maps_are_made_ahead(reads: list[int]) -> None:
+    """Of the kernel that the last cloud was asked for; not after two that were not asked."""
     x = cloud(60, 2)
     rows = np.array(x.coords)[: x.num_active]
     three, five = Kernel.submanifold(3), Kernel.submanifold((5, 1, 1))
@@ -173,7 +164,6 @@ def test_gpu_own_maps_are_made_ahead(many: bool, reads: list[int], monkeypatch: 
             for a, b in zip(map_of(kernel), wanted[kernel], strict=True):
                 np.testing.assert_array_equal(a, b)
         assert made == [[], [three], [three], [five], [five]]
-        assert len(blocks) == (2 if many else 0)
         twice = rows.copy()
         twice[5] = twice[1]
         with pytest.raises(DuplicateCoordinatesError):

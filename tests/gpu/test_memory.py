@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -17,39 +18,55 @@ pytestmark = pytest.mark.skipif(not HAS_GPU, reason="needs a GPU: its memory is 
 ROWS, CHANNELS = 40_000, 32
 
 
+@pytest.fixture(autouse=True)
+def on_the_gpu() -> Iterator[None]:
+    before = mx.default_device()
+    mx.set_default_device(mx.gpu)
+    yield
+    mx.set_default_device(before)
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gpu_memory_of_a_chain_does_not_grow_with_its_layers(
     monkeypatch: pytest.MonkeyPatch, compiled: bool
 ) -> None:
-    before = mx.default_device()
-    mx.set_default_device(mx.gpu)
-    try:
-        monkeypatch.setattr(pace, "TRACED" if compiled else "AHEAD", 1 << 24)
-        sites = np.unique(np.random.default_rng(0).integers(0, 50, (ROWS, 3)), axis=0)
-        coords = np.column_stack([np.zeros(len(sites)), sites]).astype(np.int32)
-        x = ms.SparseTensor(coords, mx.ones((len(sites), CHANNELS)), batch_size=1)
-        x = x.with_capacity(len(sites)) if compiled else x
-        w = mx.random.normal((CHANNELS, 3, 3, 3, CHANNELS)) / 30
-        few, many = (peak(x, w, layers, compiled) for layers in (30, 90))  # maps and weights are in both
-        result = len(sites) * CHANNELS * 4
-        assert many - few < 10 * result, f"{few >> 20} and {many >> 20} MiB, a result has {result >> 20}"
-    finally:
-        mx.set_default_device(before)
+    monkeypatch.setattr(pace, "TRACED" if compiled else "AHEAD", 1 << 24)
+    x, w = tensor()
+    x = x.with_capacity(x.num_active) if compiled else x
+    wrap = ms.compile if compiled else lambda call: call
+    few, many = (peak(wrap(lambda x, n=n: chain(x, w, n).feats), x) for n in (30, 90))
+    # Maps and weights are in both.
+    assert many - few < 10 * x.feats.nbytes, f"{few >> 20} and {many >> 20} MiB, of {x.feats.nbytes >> 20}"
 
 
-def peak(x: ms.SparseTensor, w: mx.array, layers: int, compiled: bool) -> int:
+def test_gpu_memory_of_a_staged_gradient_is_that_of_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "TRACED", 1 << 24)
+    x, w = tensor()
+    layers = 60  # whose inputs the backward pass reads
+    step = mx.grad(lambda feats: chain(x.replace(feats), w, layers).feats.square().sum())
+    staged, limit = peak(ms.staged(step), x.feats), (layers + 20) * x.feats.nbytes
+    assert staged < limit, f"{staged >> 20} MiB of {limit >> 20}, {peak(step, x.feats) >> 20} unstaged"
+
+
+def tensor() -> tuple[ms.SparseTensor, mx.array]:
+    sites = np.unique(np.random.default_rng(0).integers(0, 50, (ROWS, 3)), axis=0)
+    coords = np.column_stack([np.zeros(len(sites)), sites]).astype(np.int32)
+    x = ms.SparseTensor(coords, mx.ones((len(sites), CHANNELS)), batch_size=1)
+    return x, mx.random.normal((CHANNELS, 3, 3, 3, CHANNELS)) / 30
+
+
+def chain(x: ms.SparseTensor, w: mx.array, layers: int) -> ms.SparseTensor:
+    for _ in range(layers):
+        x = ms.ops.subm_conv3d(x, w)
+    return x
+
+
+def peak(call: Callable[[Any], mx.array], argument: Any) -> int:
     """Bytes beyond those that were there, of the third call."""
-
-    def chain(x: ms.SparseTensor) -> ms.SparseTensor:
-        for _ in range(layers):
-            x = ms.ops.subm_conv3d(x, w)
-        return x
-
-    call: Callable[[ms.SparseTensor], ms.SparseTensor] = ms.compile(chain) if compiled else chain
     for _ in range(3):
         mx.synchronize()
         mx.clear_cache()
         held = mx.get_active_memory()
         mx.reset_peak_memory()
-        mx.eval(call(x).feats)
+        mx.eval(call(argument))
     return mx.get_peak_memory() - held

@@ -57,7 +57,7 @@ def test_stages_of_a_trace(monkeypatch: Any) -> None:
     call = autodiff.prepared("double", lambda x: 2 * x, [gradient], device)  # type: ignore[arg-type]
 
     def body(x: mx.array) -> tuple[mx.array, list[mx.array]]:
-        with pace.stages() as marks:
+        with pace.stages(compiled=True) as marks:
             for _ in range(10):
                 x = call(x)
         return x, marks
