@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> float:
     def loss(model: Classifier, x: ms.SparseTensor, target: mx.array) -> mx.array:
         return mlx.nn.losses.cross_entropy(model(x), target, reduction="mean")
 
-    step = mlx.nn.value_and_grad(model, loss)
+    step = ms.staged(mlx.nn.value_and_grad(model, loss))
     for i in range(options.steps):
         chosen = rng.choice(len(points), 16, replace=False)
         value, gradients = step(model, batch_of([points[k] for k in chosen]), mx.array(labels[chosen]))

@@ -60,7 +60,7 @@ def main() -> None:
         return mlx.nn.losses.cross_entropy(model(voxels.tensor).feats, labels, reduction="mean")
 
     def train(model: MinkUNet, count: int, pruner: Pruner | None = None) -> None:
-        step = mlx.nn.value_and_grad(model, loss_of)
+        step = ms.staged(mlx.nn.value_and_grad(model, loss_of))
         model.train()
         for i in range(count):
             _, gradients = step(model, *rooms[i % len(rooms)])

@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> float:
         losses = mlx.nn.losses.cross_entropy(logits, labels, weights=weight[labels])
         return losses.sum() / weight[labels].sum()
 
-    step = mlx.nn.value_and_grad(model, loss)
+    step = ms.staged(mlx.nn.value_and_grad(model, loss))
     for epoch in range(options.epochs):
         values = []
         for voxels, labels in data:

@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
             [optim.linear_schedule(1e-4, 4e-3, 5), optim.cosine_decay(4e-3, max(1, steps - 5))], [5]
         )
         optimizer, start = optim.AdamW(learning_rate=rate), time.perf_counter()
-        step = mlx.nn.value_and_grad(model, loss)
+        step = ms.staged(mlx.nn.value_and_grad(model, loss))
         for epoch in range(options.epochs):
             values = []
             for voxels, labels in data:

@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("coords", "blocksparse"),
     ("arithmetic",),
     ("tensor",),
-    ("masks", "compiled"),
+    ("masks", "compiled", "transforms"),
     ("ops",),
     ("nn",),
     ("blocks",),
@@ -51,8 +51,8 @@ USES_STANDALONE = {
 }
 # Files beside the layers that carry values between them and a layer, and the layer each may name.
 BRIDGES = {"mlxsparse/testing/adapt.py": {"tensor"}}
-# The top-level modules that only gather names, or that act on SparseTensor from outside the layers.
-TOP_LEVEL = {"__init__", "__main__", "transforms"}
+# The top-level modules that only gather names.
+TOP_LEVEL = {"__init__", "__main__"}
 # Parts that make up `pip install mlxsparse`: they must import without any extra.
 CORE = {name for names in LAYERS for name in names} - {"tasks", "pipeline", "cli"} | {"interop"} | TOP_LEVEL
 # Files of the core that need an extra, and are imported only where it is installed.

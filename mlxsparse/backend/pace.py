@@ -30,7 +30,6 @@ class _Pace(threading.local):
     stages: list[mx.array] | None = None  # of the trace that is being made
     compiled = False  # it is one of mx.compile
     staged = 0  # bytes since the last of them
-    most = 0  # bytes in use at a stage with nothing in flight
     wanted: list[mx.array] | None = None  # gradients of weights that nothing waits for yet, in that trace
 
 
@@ -128,10 +127,6 @@ def _stage(mark: mx.array, *results: mx.array) -> bool:
     if _pace.before is not None:
         mx.eval(_pace.before)
     _pace.before = mark
-    # What is in flight shall not be what makes a new peak: the GPU goes idle once where that would be.
-    if mx.get_active_memory() > _pace.most:
-        mx.synchronize()
-        _pace.most = max(_pace.most, mx.get_active_memory())
     return True
 
 

@@ -25,6 +25,7 @@ from ..errors import CheckpointError, MLXSparseError, PointCloudError
 from ..io.cloud import atomic_write
 from ..models.minkunet import MinkUNet
 from ..ops.voxel import Voxels
+from ..transforms import staged
 from .data import Part, Settings, augmented, tiles, to_voxels
 
 PRECISIONS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -94,7 +95,8 @@ def train(
             logits = voxels.devoxelize(feats=model(voxels.tensor.astype(dtype))).astype(mx.float32)
         return scale * mlx.nn.losses.cross_entropy(logits, labels, importance[labels], reduction="mean")
 
-    step, update = mlx.nn.value_and_grad(model, loss_of), _updater(model, optimizer, state, plan.precision)
+    step = staged(mlx.nn.value_and_grad(model, loss_of))
+    update = _updater(model, optimizer, state, plan.precision)
     for epoch in range(state.epoch, plan.epochs):
         # Each epoch has a generator of its own, so that a resumed training draws what it would have drawn.
         rng = np.random.default_rng([plan.seed, epoch])
