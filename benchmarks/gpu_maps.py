@@ -9,6 +9,7 @@ a call returns, without a wait.
 from __future__ import annotations
 
 import argparse
+import math
 import pathlib
 import sys
 import time
@@ -24,7 +25,7 @@ import mlxsparse as ms
 from benchmarks.gpu_cases import BLOCKS, CLASSES, IN_CHANNELS, LEVELS, measure
 from mlxsparse.backend import kernel_bits, kernel_coords, kernel_sites, running, tap_tiles
 from mlxsparse.backend.digit_order import places_by_key
-from mlxsparse.backend.kernel_bits import Geometry
+from mlxsparse.backend.kernel_bits import Geometry, Marked
 from mlxsparse.engine import device_map
 from mlxsparse.models.minkunet import MinkUNet, ModelArgs
 
@@ -114,7 +115,12 @@ def steps(coords: mx.array) -> None:
         if size == geometry[1]:
             ends = coords, made, size, m
             show("  straight in tiles, outputs", lambda e=ends: kernel_bits.windows_output(*e)[:3])
-            show("  straight in tiles, inputs", lambda e=ends: kernel_bits.windows_input(*e)[:3])
+            show("  straight in tiles, inputs", lambda e=ends: inputs_of(*e))
+
+
+def inputs_of(coords: mx.array, made: Marked, stride: tuple[int, int, int], rows: int) -> list[mx.array]:
+    found = kernel_bits.in_windows(coords, made, stride, rows)
+    return kernel_bits.windows_input(found, math.prod(stride), rows).arrays
 
 
 def whole(coords: mx.array) -> None:

@@ -221,25 +221,38 @@ def windows_output(
     return TapTiles(tiled, order, masks, n, rows, rows if active is None else min(active, rows))
 
 
-def windows_input(
-    coords: mx.array, made: Marked, stride: Triple, rows: int, active: int | None = None
-) -> TapTiles:
-    """Input side of the ordered map of `coords` to the first `rows` of the marked windows of K = s.
+class InWindows(NamedTuple):
+    """Which window of K = s each row of a set lies in, and where there (kernels/window_rows.metal)."""
 
-    As tap_tiles of the flipped map, of at most MOST_WINDOW_TAPS taps, without a sort: a row has one tap, and
-    those of each tap start at a multiple of PLACES.
-    """
+    window: mx.array  # (N,) int32 row of the window, -1 none
+    tap: mx.array  # (N,) int32, T where there is none
+    totals: mx.array  # (>= (T + 1) N / WINDOW_ROWS,) int32 rows of each tap
+
+
+def in_windows(coords: mx.array, made: Marked, stride: Triple, rows: int) -> InWindows:
+    """Of `coords` and the first `rows` of the marked windows, at most MOST_WINDOW_TAPS taps."""
     n, taps = coords.shape[0], math.prod(stride)
-    groups, places = blocks(n, WINDOW_ROWS), (n // PLACES + taps + 1) * PLACES if n else 0
-    whole = [n, *_windows(made, stride, rows), groups]
+    groups = blocks(n, WINDOW_ROWS)
+    dims = [n, *_windows(made, stride, rows), groups]
     shapes = [(n,), (n,), (max((taps + 1) * groups, SMALL),)]
     inputs = [coords, made.bits, made.before, made.ends]
-    window, tap, totals = launch("window_rows", inputs, whole, shapes, (groups, 1, 1))
+    return InWindows(*launch("window_rows", inputs, dims, shapes, (groups, 1, 1)))
+
+
+def windows_input(found: InWindows, taps: int, rows: int, active: int | None = None) -> TapTiles:
+    """Input side of the ordered map of a set to `rows` windows that tile the lattice.
+
+    As tap_tiles of the flipped map, without a sort: a row has one tap, and those of each tap start at a
+    multiple of PLACES.
+    """
+    n = found.window.shape[0]
+    groups, places = blocks(n, WINDOW_ROWS), (n // PLACES + taps + 1) * PLACES if n else 0
     count = (taps + 1) * groups
     shapes = [(count + SMALL,), (2,)]
-    ends, _ = launch("bit_ends", [totals, no_status()], [0, count], shapes, (1, 1, 1))
+    ends, _ = launch("bit_ends", [found.totals, no_status()], [0, count], shapes, (1, 1, 1))
     dims, ordered = [n, taps, groups, places], [(places // 32, 1, 32), (places,), (places // 32, 1)]
-    tiled, order, masks = launch("window_tiles", [window, tap, ends], dims, ordered, (groups, 1, 1))
+    inputs = [found.window, found.tap, ends]
+    tiled, order, masks = launch("window_tiles", inputs, dims, ordered, (groups, 1, 1))
     return TapTiles(tiled, order, masks, rows, n, n if active is None else min(active, n), taps)
 
 

@@ -5,6 +5,7 @@ Nothing waits for the device but the checks of a new set, and the count of a cre
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ import numpy as np
 
 from ..backend import kernel_bits, kernel_coords, kernel_sites
 from ..backend.host import require_values
-from ..backend.kernel_bits import Geometry, Marked
+from ..backend.kernel_bits import Geometry, InWindows, Marked
 from ..backend.kernel_coords import CoordTable
 from ..backend.kernel_sites import Extent, Reached
 from ..backend.library import MAX_GRID_YZ, begin
@@ -220,15 +221,45 @@ def _by_bits(source: Record, target: Record, kernel: Kernel) -> tuple[Makers, Ma
         there = target.marks._replace(geometry=shape)
         output, inputs = _from_marked(source.coords, there, rows_out), Makers()
         if kernel.covers_once and kernel.volume <= kernel_bits.MOST_WINDOW_TAPS:
-            windows = source.coords, target.marks, kernel.stride, rows_out
-            inputs = inputs._replace(tiles=partial(kernel_bits.windows_input, *windows, source.known))
+            windows = _Windows(source, target, target.marks, kernel.stride)
+            inputs = inputs._replace(tiles=windows.input)
             if kernel.volume <= 8:  # a sort would cost more than it saves
-                output = output._replace(tiles=partial(kernel_bits.windows_output, *windows, target.known))
+                output = output._replace(tiles=windows.output)
         return output, inputs
     if source.marks is not None:
         back = source.marks._replace(geometry=shape._replace(forward=False))
         return Makers(), _from_marked(target.coords, back, rows_in)
     return None
+
+
+class _Windows:
+    """Tiles of both sides of a map to windows that tile the lattice.
+
+    What the input side needs of the bits is taken with the output side, and the bits are let go of: they are
+    ten times as much, and a U-Net asks for its input sides at its end.
+    """
+
+    def __init__(self, source: Record, target: Record, marks: Marked, stride: Triple):
+        self._rows, self._active = target.coords.shape[0], (source.known, target.known)
+        self._taps = math.prod(stride)
+        self._bits: tuple[mx.array, Marked, Triple, int] | None = source.coords, marks, stride, self._rows
+        self._found: InWindows | None = None
+
+    def output(self) -> TapTiles:
+        assert self._bits is not None
+        made, found = kernel_bits.windows_output(*self._bits, self._active[1]), self._input_rows()
+        self._bits = None
+        nbr, rows, masks = mx.depends([made.nbr, made.rows, made.masks], list(found))
+        return made._replace(nbr=nbr, rows=rows, masks=masks)
+
+    def input(self) -> TapTiles:
+        return kernel_bits.windows_input(self._input_rows(), self._taps, self._rows, self._active[0])
+
+    def _input_rows(self) -> InWindows:
+        if self._found is None:
+            assert self._bits is not None
+            self._found = kernel_bits.in_windows(*self._bits)
+        return self._found
 
 
 def _from_marked(coords: mx.array, marks: Marked, rows: int) -> Makers:

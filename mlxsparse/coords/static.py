@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from ..backend import kernel_bits, kernel_coords, kernel_sites
 from ..backend.kernel_bits import Geometry
+from ..backend.kernel_coords import MAX_ROWS
 from ..backend.kernel_sites import Extent
 from ..backend.library import begin
 from ..backend.status import combined, fitted
@@ -85,7 +86,8 @@ def _marked(
         source, kernel_bits.sites(marks, capacity), marks.total, outside, lattice, bounds, capacity
     )
     record._extent = extent
-    record.marks = marks._replace(bits=mx.where(outside, mx.array(0, mx.uint32), marks.bits))
+    # Rows past the last are none (site_bits.h); bits that are 0 would be eight times as many.
+    record.marks = marks._replace(before=mx.where(outside, mx.array(MAX_ROWS, mx.int32), marks.before))
     return record
 
 

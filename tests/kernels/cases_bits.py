@@ -197,7 +197,7 @@ def ordered_windows() -> None:
             taken = 32 * np.arange(len(out.masks)) < m
             equal(out.masks[:, 0], np.where(taken, (1 << np.prod(stride)) - 1, 0), f"output masks {stride}")
             back = np.array(kc.flipped(nbr, len(coords)))
-            got = kb.windows_input(coords, made, stride, m, len(c))
+            got = kb.windows_input(kb.in_windows(coords, made, stride, m), len(back), m, len(c))
             assert (got.sources, got.size, got.active) == (m, len(coords), len(c))
             tap = np.where((back >= 0).any(axis=0), (back >= 0).argmax(axis=0), len(back))
             order, masks = np.full(got.places, -1), np.zeros(got.places // 32, int)
