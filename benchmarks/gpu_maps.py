@@ -9,7 +9,6 @@ a call returns, without a wait.
 from __future__ import annotations
 
 import argparse
-import math
 import pathlib
 import sys
 import time
@@ -25,7 +24,7 @@ import mlxsparse as ms
 from benchmarks.gpu_cases import BLOCKS, CLASSES, IN_CHANNELS, LEVELS, measure
 from mlxsparse.backend import kernel_bits, kernel_coords, kernel_sites, running, tap_tiles
 from mlxsparse.backend.digit_order import places_by_key
-from mlxsparse.backend.kernel_bits import Geometry, Marked
+from mlxsparse.backend.kernel_bits import Geometry
 from mlxsparse.engine import device_map
 from mlxsparse.models.minkunet import MinkUNet, ModelArgs
 
@@ -113,14 +112,11 @@ def steps(coords: mx.array) -> None:
         back = kernel_coords.flipped(by_tap, n)
         show("  order and tiles, inputs", lambda t=back, m=m, s=size: tap_tiles.tap_tiles(t, m, s)[:3])
         if size == geometry[1]:
-            ends = coords, made, size, m
-            show("  straight in tiles, outputs", lambda e=ends: kernel_bits.windows_output(*e)[:3])
-            show("  straight in tiles, inputs", lambda e=ends: inputs_of(*e))
-
-
-def inputs_of(coords: mx.array, made: Marked, stride: tuple[int, int, int], rows: int) -> list[mx.array]:
-    found = kernel_bits.in_windows(coords, made, stride, rows)
-    return kernel_bits.windows_input(found, math.prod(stride), rows).arrays
+            rows = lambda made=made, s=size, m=m: kernel_bits.in_windows(coords, made, s, m)  # noqa: E731
+            show("  windows of the rows", lambda rows=rows: rows()[:4])
+            there = rows()
+            show("  from these, outputs", lambda found=there: kernel_bits.windows_output(found)[:3])
+            show("  from these, inputs", lambda found=there: kernel_bits.windows_input(found)[:3])
 
 
 def whole(coords: mx.array) -> None:

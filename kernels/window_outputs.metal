@@ -1,27 +1,8 @@
-// The output side of windows that tile the lattice (K = s, p = 0, d = 1) in the layout of tap_tiles.metal, rows as they are.
-// in: coords[N, 4] int32 (negative batch: padding), bits, before, ends of the windows (site_bits.h)
-//     dims = {N, sx, sy, sz, lx, ly, lz, Sx, Sy, Sz, cells, M, P}; P >= M a multiple of 256, T = sx * sy * sz at most 31
-// out: tiled[P / 32, T, 32] int32 row of coords, -1 before; rows[P] int32, -1 from M on; masks[P / 32] uint32 all taps
-// grid: one thread a row, and one a place
+// Numbers of the output side of windows that tile the lattice, in the layout of tap_tiles.metal, windows as they are.
+// in: window[N], tap[N] int32 (window_rows); dims = {N, T}
+// out: tiled[P / 32, T, 32] int32 row of each tap of a window, -1 before   grid: one thread a row
 uint i = thread_position_in_grid.x;
-int low[3], span[3], stride[3], taps = 1;
-for (int a = 0; a < 3; a++) {
-  stride[a] = dims[1 + a];
-  low[a] = dims[4 + a];
-  span[a] = dims[7 + a];
-  taps *= stride[a];
-}
-int m = dims[11];
 if (i < uint(dims[0])) {
-  int v[3], site[4], tap = 0;
-  load_site(coords, size_t(i), sites_aligned(coords), site);
-  for (int a = 0; a < 3; a++) {
-    v[a] = floor_quotient(site[1 + a], stride[a]);
-    tap = tap * stride[a] + site[1 + a] - v[a] * stride[a];
-  }
-  uint number = site_number(site[0], v[0], v[1], v[2], low, span, uint(dims[10]));
-  int place = number == 4294967295u ? -1 : bit_rank(bits, before, ends, number);
-  if (place >= 0 && place < m) tiled[size_t(place / 32) * size_t(32 * taps) + size_t(32 * tap + place % 32)] = int(i);
+  int place = window[i];
+  if (place >= 0) tiled[size_t(place / 32) * size_t(32 * dims[1]) + size_t(32 * tap[i] + place % 32)] = int(i);
 }
-if (i < uint(dims[12])) rows[i] = i < uint(m) ? int(i) : -1;
-if (i < uint(dims[12]) / 32u) masks[i] = 32u * i < uint(m) ? (1u << uint(taps)) - 1u : 0u;

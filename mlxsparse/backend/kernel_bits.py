@@ -201,59 +201,56 @@ def site_map(coords: mx.array, made: Marked, rows: int, *, by_row: bool = False)
     return launch("site_map", inputs, dims, [(rows, taps) if by_row else (taps, rows)], groups, init=-1)[0]
 
 
-def _windows(made: Marked, stride: Triple, rows: int) -> list[int]:
-    return [*stride, *made.extent.low, *made.extent.span, cells(made.extent), rows]
-
-
-def windows_output(
-    coords: mx.array, made: Marked, stride: Triple, rows: int, active: int | None = None
-) -> TapTiles:
-    """Output side of the map of `coords` to the first `rows` of the marked windows of K = s.
-
-    As tap_tiles(..., sort=False), of at most MOST_WINDOW_TAPS taps: small windows share most of them.
-    """
-    n, taps, places = coords.shape[0], math.prod(stride), blocks(rows, PLACES) * PLACES
-    dims = [n, *_windows(made, stride, rows), places]
-    shapes = [(places // 32, taps, 32), (places,), (places // 32, 1)]
-    groups = (blocks(max(n, places), MAX_THREADS), 1, 1)
-    inputs = [coords, made.bits, made.before, made.ends]
-    tiled, order, masks = launch("window_outputs", inputs, dims, shapes, groups, init=-1)
-    return TapTiles(tiled, order, masks, n, rows, rows if active is None else min(active, rows))
-
-
 class InWindows(NamedTuple):
-    """Which window of K = s each row of a set lies in, and where there (kernels/window_rows.metal)."""
+    """Which of M windows of K = s each row of a set lies in, and where there (kernels/window_rows.metal)."""
 
     window: mx.array  # (N,) int32 row of the window, -1 none
     tap: mx.array  # (N,) int32, T where there is none
-    totals: mx.array  # (>= (T + 1) N / WINDOW_ROWS,) int32 rows of each tap
+    rows: mx.array  # (P,) int32 of TapTiles of the windows as they are
+    masks: mx.array  # (P / 32, 1) uint32 likewise
+    taps: int
+    windows: int
 
 
 def in_windows(coords: mx.array, made: Marked, stride: Triple, rows: int) -> InWindows:
     """Of `coords` and the first `rows` of the marked windows, at most MOST_WINDOW_TAPS taps."""
-    n, taps = coords.shape[0], math.prod(stride)
-    groups = blocks(n, WINDOW_ROWS)
-    dims = [n, *_windows(made, stride, rows), groups]
-    shapes = [(n,), (n,), (max((taps + 1) * groups, SMALL),)]
+    n, taps, places = coords.shape[0], math.prod(stride), blocks(rows, PLACES) * PLACES
+    dims = [n, *stride, *made.extent.low, *made.extent.span, cells(made.extent), rows, places]
+    shapes = [(n,), (n,), (places,), (places // 32, 1)]
+    groups = (blocks(max(n, places), MAX_THREADS), 1, 1)
     inputs = [coords, made.bits, made.before, made.ends]
-    return InWindows(*launch("window_rows", inputs, dims, shapes, (groups, 1, 1)))
+    window, tap, taken, masks = launch("window_rows", inputs, dims, shapes, groups)
+    return InWindows(window, tap, taken, masks, taps, rows)
 
 
-def windows_input(found: InWindows, taps: int, rows: int, active: int | None = None) -> TapTiles:
-    """Input side of the ordered map of a set to `rows` windows that tile the lattice.
+def windows_output(found: InWindows, active: int | None = None) -> TapTiles:
+    """Output side of the map of a set to windows that tile the lattice.
+
+    As tap_tiles(..., sort=False): small windows share most of their taps.
+    """
+    n, taps, m = found.window.shape[0], found.taps, found.windows
+    shape = (found.rows.shape[0] // 32, taps, 32)
+    inputs, groups = [found.window, found.tap], (blocks(n, MAX_THREADS), 1, 1)
+    tiled = launch("window_outputs", inputs, [n, taps], [shape], groups, init=-1)[0]
+    return TapTiles(tiled, found.rows, found.masks, n, m, m if active is None else min(active, m))
+
+
+def windows_input(found: InWindows, active: int | None = None) -> TapTiles:
+    """Input side of the ordered map of a set to windows that tile the lattice.
 
     As tap_tiles of the flipped map, without a sort: a row has one tap, and those of each tap start at a
     multiple of PLACES.
     """
-    n = found.window.shape[0]
+    n, taps = found.window.shape[0], found.taps
     groups, places = blocks(n, WINDOW_ROWS), (n // PLACES + taps + 1) * PLACES if n else 0
     count = (taps + 1) * groups
+    totals = launch("window_totals", [found.tap], [n, taps, groups], [(max(count, SMALL),)], (groups, 1, 1))
     shapes = [(count + SMALL,), (2,)]
-    ends, _ = launch("bit_ends", [found.totals, no_status()], [0, count], shapes, (1, 1, 1))
+    ends, _ = launch("bit_ends", [*totals, no_status()], [0, count], shapes, (1, 1, 1))
     dims, ordered = [n, taps, groups, places], [(places // 32, 1, 32), (places,), (places // 32, 1)]
     inputs = [found.window, found.tap, ends]
     tiled, order, masks = launch("window_tiles", inputs, dims, ordered, (groups, 1, 1))
-    return TapTiles(tiled, order, masks, rows, n, n if active is None else min(active, n), taps)
+    return TapTiles(tiled, order, masks, found.windows, n, n if active is None else min(active, n), taps)
 
 
 def submanifold_map(

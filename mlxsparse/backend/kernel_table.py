@@ -157,8 +157,11 @@ KERNELS: dict[str, Kernel] = {
     "tile_turns": Kernel({"masks": _U}, {"turns": _I}),
     "turn_weight": Kernel({"w": _T}, {"back": _T}, (), ("T",)),
     "window_map": Kernel({"coords": _I, "order": _I, "places": _I}, {"nbr": _I, "back": _I}),
-    "window_outputs": Kernel({"coords": _I, **_BITS}, _TILES, _SITES),
-    "window_rows": Kernel({"coords": _I, **_BITS}, {"window": _I, "tap": _I, "totals": _I}, _SITES),
+    "window_outputs": Kernel({"window": _I, "tap": _I}, {"tiled": _I}),
+    "window_rows": Kernel(
+        {"coords": _I, **_BITS}, {"window": _I, "tap": _I, "rows": _I, "masks": _U}, _SITES
+    ),
     "window_tiles": Kernel({"window": _I, "tap": _I, "ends": _I}, _TILES),
+    "window_totals": Kernel({"tap": _I}, {"totals": _I}),
     "winner_grad": Kernel({"ct": _T, "winner": _I, "group": _I}, {"dx": _T}, _ROWS, ("T",)),
 }  # fmt: skip

@@ -5,7 +5,6 @@ Nothing waits for the device but the checks of a new set, and the count of a cre
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -235,30 +234,27 @@ def _by_bits(source: Record, target: Record, kernel: Kernel) -> tuple[Makers, Ma
 class _Windows:
     """Tiles of both sides of a map to windows that tile the lattice.
 
-    What the input side needs of the bits is taken with the output side, and the bits are let go of: they are
-    ten times as much, and a U-Net asks for its input sides at its end.
+    Once one side is made, the bits are let go of: they are several times as much as what the other is made
+    from, and a U-Net asks for its input sides at its end.
     """
 
     def __init__(self, source: Record, target: Record, marks: Marked, stride: Triple):
-        self._rows, self._active = target.coords.shape[0], (source.known, target.known)
-        self._taps = math.prod(stride)
-        self._bits: tuple[mx.array, Marked, Triple, int] | None = source.coords, marks, stride, self._rows
+        self._active = source.known, target.known
+        self._find: Callable[[], InWindows] | None = partial(
+            kernel_bits.in_windows, source.coords, marks, stride, target.coords.shape[0]
+        )
         self._found: InWindows | None = None
 
     def output(self) -> TapTiles:
-        assert self._bits is not None
-        made, found = kernel_bits.windows_output(*self._bits, self._active[1]), self._input_rows()
-        self._bits = None
-        nbr, rows, masks = mx.depends([made.nbr, made.rows, made.masks], list(found))
-        return made._replace(nbr=nbr, rows=rows, masks=masks)
+        return kernel_bits.windows_output(self._rows(), self._active[1])
 
     def input(self) -> TapTiles:
-        return kernel_bits.windows_input(self._input_rows(), self._taps, self._rows, self._active[0])
+        return kernel_bits.windows_input(self._rows(), self._active[0])
 
-    def _input_rows(self) -> InWindows:
-        if self._found is None:
-            assert self._bits is not None
-            self._found = kernel_bits.in_windows(*self._bits)
+    def _rows(self) -> InWindows:
+        if self._find is not None:
+            self._found, self._find = self._find(), None
+        assert self._found is not None
         return self._found
 
 

@@ -32,13 +32,19 @@ class ModelArgs:
         """From a config.json entry; CheckpointError for a missing, unknown or impossible value."""
         try:
             args = cls(**config)
-            numbers = [args.in_channels, args.num_classes, args.blocks, args.stem_kernel, *args.channels]
-            valid = len(args.channels) >= 1 and all(isinstance(n, int) and n >= 1 for n in numbers)
         except TypeError as error:
             raise CheckpointError(f"the model entry of config.json does not fit MinkUNet: {error}") from None
-        if not valid:
+        if not args.possible():
             raise CheckpointError(f"the model entry of config.json is not a MinkUNet's: {config}")
         return args
+
+    def possible(self) -> bool:
+        """Whether a network can have these sizes."""
+        widths = self.channels
+        if not isinstance(widths, (list, tuple)) or not widths:
+            return False
+        numbers = [self.in_channels, self.num_classes, self.blocks, self.stem_kernel, *widths]
+        return all(isinstance(n, int) and n >= 1 for n in numbers)
 
     def to_dict(self) -> dict[str, Any]:
         """As config.json holds it."""
@@ -91,6 +97,8 @@ class MinkUNet(Module):
 
     def __init__(self, args: ModelArgs):
         super().__init__()
+        if not args.possible():
+            raise ShapeError(f"a MinkUNet has sizes of at least 1 and at least one level, got {args}")
         self.args = args
         c = list(args.channels)
         self.stem = nn.Sequential(
@@ -105,8 +113,8 @@ class MinkUNet(Module):
         self.head = nn.Linear(c[0], args.num_classes)
 
     def __call__(self, x: SparseTensor, capacity: Sequence[int | None] | None = None) -> SparseTensor:
-        rows = [None] * len(self.down) if capacity is None else list(capacity)
-        if len(rows) != len(self.down):
+        rows = [None] * len(self.down) if capacity is None else capacity
+        if not isinstance(rows, (list, tuple)) or len(rows) != len(self.down):
             raise ShapeError(f"capacity must have {len(self.down)} values, one a level, got {capacity}")
         x = self.stem(x)
         skips = []

@@ -15,7 +15,7 @@ from typing import Any
 from mlx.nn import Module
 
 from .. import nn, ops
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ShapeError
 from ..tensor import SparseTensor
 
 
@@ -37,17 +37,23 @@ class ModelArgs:
         """From a config.json entry; CheckpointError for a missing, unknown or impossible value."""
         try:
             args = cls(**config)
-            numbers = [args.in_channels, args.num_classes, args.blocks, args.window, *args.channels]
-            valid = len(args.channels) >= 1 and all(isinstance(n, int) and n >= 1 for n in numbers)
-            valid = valid and args.head_channels >= 6 and args.mlp_ratio > 0
-            valid = valid and all(c % args.head_channels == 0 for c in args.channels)
         except TypeError as error:
             raise CheckpointError(
                 f"the model entry of config.json does not fit VoxelTransformer: {error}"
             ) from None
-        if not valid:
+        if not args.possible():
             raise CheckpointError(f"the model entry of config.json is not a VoxelTransformer's: {config}")
         return args
+
+    def possible(self) -> bool:
+        """Whether a network can have these sizes."""
+        widths, ratio = self.channels, self.mlp_ratio
+        if not isinstance(widths, (list, tuple)) or not widths:
+            return False
+        numbers = [self.in_channels, self.num_classes, self.blocks, self.window, self.head_channels, *widths]
+        if not all(isinstance(n, int) and n >= 1 for n in numbers) or not isinstance(ratio, (int, float)):
+            return False
+        return self.head_channels >= 6 and ratio > 0 and all(c % self.head_channels == 0 for c in widths)
 
     def to_dict(self) -> dict[str, Any]:
         """As config.json holds it."""
@@ -59,6 +65,11 @@ class VoxelTransformer(Module):
 
     def __init__(self, args: ModelArgs):
         super().__init__()
+        if not args.possible():
+            raise ShapeError(
+                "a VoxelTransformer has sizes of at least 1, heads of at least 6 channels and levels of "
+                f"whole heads, got {args}"
+            )
         self.args = args
         c = list(args.channels)
         self.stem = nn.Sequential(

@@ -181,11 +181,14 @@ def voxelize(
     size = _three(voxel_size, "voxel_size")
     if not np.all(np.isfinite(size)) or np.any(size <= 0):
         raise MLXSparseError(f"voxel_size must be finite and above 0, got {voxel_size}")
-    limits = None if bounds is None else np.asarray(bounds, np.float64).reshape(-1)
-    if limits is not None and (limits.shape != (6,) or not np.all(limits[:3] <= limits[3:])):
-        raise MLXSparseError(
-            f"bounds must be (lower, upper), each (x, y, z) with lower <= upper, got {bounds}"
-        )
+    limits = None
+    if bounds is not None:
+        limits = _numbers(bounds)
+        limits = np.array([]) if limits is None else limits.reshape(-1)
+        if limits.shape != (6,) or not np.all(limits[:3] <= limits[3:]):
+            raise MLXSparseError(
+                f"bounds must be (lower, upper), each (x, y, z) with lower <= upper, got {bounds!r}"
+            )
     start = (np.zeros(3) if limits is None else limits[:3]) if origin is None else _three(origin, "origin")
     if not np.all(np.isfinite(start)):
         raise MLXSparseError(f"origin and the lower bound must be finite, got {start.tolist()}")
@@ -194,7 +197,7 @@ def voxelize(
             whole(value, name, 1)
     if reduce not in REDUCTIONS:
         raise MLXSparseError(f"reduce must be one of {REDUCTIONS}, got {reduce!r}")
-    values = (xyz - start).astype(np.float32) if feats is None else check_features(feats)
+    values = _from_origin(xyz, start, limits) if feats is None else check_features(feats)
     if values.shape[0] != len(xyz):
         raise ShapeError(f"feats has {values.shape[0]} rows for {len(xyz)} points")
 
@@ -256,11 +259,29 @@ def coalesce(
 # ---------------------------------------------------------------- parts
 
 
+def _from_origin(xyz: np.ndarray, start: np.ndarray, limits: np.ndarray | None) -> np.ndarray:
+    """Points from the origin in float32; those outside of limits are dropped later, however far."""
+    try:
+        with np.errstate(over="raise" if limits is None else "ignore"):
+            return (xyz - start).astype(np.float32)
+    except FloatingPointError:
+        wanted = "points lie past float32 from the origin: scale them, or pass feats"
+        raise CoordinateRangeError(wanted) from None
+
+
 def _three(value: Any, name: str) -> np.ndarray:
-    array = np.asarray(value, np.float64)
-    if array.shape not in ((), (3,)):
-        raise MLXSparseError(f"{name} must be one number or three (x, y, z), got {value}")
+    array = _numbers(value)
+    if array is None or array.shape not in ((), (3,)):
+        raise MLXSparseError(f"{name} must be one number or three (x, y, z), got {value!r}")
     return np.broadcast_to(array, (3,)).copy()
+
+
+def _numbers(value: Any) -> np.ndarray | None:
+    """float64, None for what is no array of numbers."""
+    try:
+        return np.asarray(value, np.float64)
+    except (TypeError, ValueError):  # text, rows of unequal length
+        return None
 
 
 def _points(points: Any) -> tuple[np.ndarray, bool]:

@@ -158,9 +158,12 @@ def half_size(points: np.ndarray) -> float:
     xyz = points[np.isfinite(points).all(axis=1)]
     if len(xyz) == 0:
         raise PointCloudError("the cloud has no finite point")
-    span = float(np.ptp(xyz, axis=0).max())
+    with np.errstate(over="ignore"):
+        span = float(np.ptp(xyz, axis=0).max())
     if span == 0:
         return 1.0
+    if not math.isfinite(span):
+        raise PointCloudError("the cloud spans more than a float64 holds: remove the points that lie far off")
     low, high = span / 2**20, span
     for _ in range(20):
         middle = math.sqrt(low * high)

@@ -154,6 +154,9 @@ def test_info(trained, tmp_path, capsys):
     assert said.err.startswith("mlxsparse: error: ") and said.err.count("\n") == 1 and "0 bytes" in said.err
     assert run("info", data_path("clouds", "pcl_office1_nan.pcd")) == 0
     assert "52744 of them without a finite position" in capsys.readouterr().out
+    np.save(tmp_path / "wide.npy", np.array([[1e308, 0, 0], [-1e308, 0, 0], [1, 2, 3]]))
+    assert run("info", tmp_path / "wide.npy") == 0
+    assert "voxels     none: the cloud spans more" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["street", "indoor"])

@@ -38,14 +38,17 @@ def test_either_side_may_be_asked_for_first(kernels, first):  # noqa: F811
 
 
 @needs_kernels
-def test_tiles_of_the_output_side_let_go_of_bits(kernels):  # noqa: F811
+@pytest.mark.parametrize("first", ["output", "input"])
+def test_tiles_of_one_side_let_go_of_bits(kernels, first):  # noqa: F811
     found, record = windows()
     assert record.marks is not None
     bits = weakref.ref(record.marks.bits)
     record.marks = None  # as a submanifold map of that set does
     gc.collect()
     assert bits() is not None
-    mx.eval(found.output.tiles.arrays)
+    mx.eval(getattr(found, first).tiles.arrays)
+    gc.collect()
+    assert (bits() is None) == (first == "output")  # a table of that side is made from them
+    assert found.input.tiles.size == found.rows_in and found.output.tiles.size == found.rows_out
     gc.collect()
     assert bits() is None
-    assert found.input.tiles.size == found.rows_in

@@ -189,7 +189,8 @@ def ordered_windows() -> None:
         count = counts(made)[0]
         for m in {count, count // 2, max(count // 64 * 64, 1)}:
             nbr = kb.site_map(coords, made, m)
-            out = kb.windows_output(coords, made, stride, m)
+            found = kb.in_windows(coords, made, stride, m)
+            out = kb.windows_output(found)
             plain = tt.tap_tiles(nbr, len(coords), stride, sort=False)
             equal(out.nbr, np.array(plain.nbr), f"outputs {stride}")
             equal(out.rows, np.array(plain.rows), f"output rows {stride}")
@@ -197,7 +198,7 @@ def ordered_windows() -> None:
             taken = 32 * np.arange(len(out.masks)) < m
             equal(out.masks[:, 0], np.where(taken, (1 << np.prod(stride)) - 1, 0), f"output masks {stride}")
             back = np.array(kc.flipped(nbr, len(coords)))
-            got = kb.windows_input(kb.in_windows(coords, made, stride, m), len(back), m, len(c))
+            got = kb.windows_input(found, len(c))
             assert (got.sources, got.size, got.active) == (m, len(coords), len(c))
             tap = np.where((back >= 0).any(axis=0), (back >= 0).argmax(axis=0), len(back))
             order, masks = np.full(got.places, -1), np.zeros(got.places // 32, int)

@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten
 
 import mlxsparse as ms
 from mlxsparse.errors import DTypeError, ShapeError
-from mlxsparse.models import MinkUNet
+from mlxsparse.models import MinkUNet, VoxelTransformer, voxel_transformer
 from mlxsparse.models.minkunet import ModelArgs
 from mlxsparse.testing.adapt import from_numpy
 
@@ -153,6 +153,21 @@ def test_nan_padding_reaches_no_value_and_no_gradient():
     for (name, a), (_, b) in zip(tree_flatten(gradients), tree_flatten(padded)):
         a, b = np.array(a), np.array(b)
         assert np.abs(a - b).max() <= 1e-3 * np.abs(a).max() + 1e-5, name
+
+
+@pytest.mark.parametrize("channels", [(), 5, (4, 0), (4, 2.5), "ab"])
+def test_minkunet_of_impossible_sizes(channels):
+    with pytest.raises(ShapeError, match="MinkUNet"):
+        MinkUNet(ModelArgs(4, 3, channels))
+    args = voxel_transformer.ModelArgs(4, 3, (16, 20) if channels == "ab" else channels)
+    with pytest.raises(ShapeError, match="VoxelTransformer"):
+        VoxelTransformer(args)
+
+
+@pytest.mark.parametrize("capacity", [5, "a", (5, 6)])
+def test_minkunet_takes_a_capacity_a_level(capacity):
+    with pytest.raises(ShapeError, match="one a level"):
+        MinkUNet(ModelArgs(4, 3, (4, 6), 1))(cloud(channels=4), capacity=capacity)
 
 
 def test_minkunet_on_empty_and_interleaved_batches():

@@ -163,6 +163,11 @@ def test_no_points():
         (lambda p, f: mlxsparse.voxelize(p, f, 0.0), MLXSparseError, "voxel_size"),
         (lambda p, f: mlxsparse.voxelize(p, f, (1.0, -1.0, 1.0)), MLXSparseError, "voxel_size"),
         (lambda p, f: mlxsparse.voxelize(p, f, float("nan")), MLXSparseError, "voxel_size"),
+        (lambda p, f: mlxsparse.voxelize(p, f, "a"), MLXSparseError, "voxel_size .*'a'"),
+        (lambda p, f: mlxsparse.voxelize(p, f, [1.0, [2.0], 3.0]), MLXSparseError, "voxel_size"),
+        (lambda p, f: mlxsparse.voxelize(p, f, 1.0, origin="abc"), MLXSparseError, "origin"),
+        (lambda p, f: mlxsparse.voxelize(p, f, 1.0, bounds=[[0, 0, 0], [1, 1]]), MLXSparseError, "bounds"),
+        (lambda p, f: mlxsparse.voxelize(p, f, 1.0, bounds="ab"), MLXSparseError, "bounds .*'ab'"),
         (lambda p, f: mlxsparse.voxelize(p, f, 1.0, reduce="median"), MLXSparseError, "reduce"),
         (lambda p, f: mlxsparse.voxelize(p, f, 1.0, batch=np.zeros(3, int)), ShapeError, "batch"),
         (lambda p, f: mlxsparse.voxelize(p, f, 1.0, batch=np.array([0, -1])), CoordinateRangeError, "batch"),
@@ -227,6 +232,16 @@ def test_limits_are_whole_numbers(name):
     for value in (1.5, "2", True, 0):
         with pytest.raises(MLXSparseError, match=name):
             mlxsparse.voxelize(np.zeros((3, 3)), voxel_size=1.0, **{name: value})
+
+
+@pytest.mark.filterwarnings("error")
+def test_points_past_float32():
+    points = np.array([[1e39, 0, 0], [1, 2, 3]])
+    with pytest.raises(CoordinateRangeError, match="past float32"):
+        mlxsparse.voxelize(points, voxel_size=1e31)
+    assert mlxsparse.voxelize(points, mx.ones((2, 1)), 1e31).tensor.coords[:, 1].tolist() == [0, 10**8]
+    near = mlxsparse.voxelize(points, voxel_size=1.0, bounds=((0, 0, 0), (4, 4, 4)))
+    assert near.point_to_voxel.tolist() == [-1, 0] and near.tensor.feats.tolist() == [[1, 2, 3]]
 
 
 @pytest.mark.parametrize("size", [1e-46, 1e39, (1.0, 1e-46, 1.0)])
