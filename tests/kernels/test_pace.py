@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
+import pytest
 
 from mlxsparse.backend import autodiff, pace
 
@@ -46,6 +47,19 @@ def test_what_a_large_result_is_waited_by_does_not_hold_it(monkeypatch: Any) -> 
     del made
     until = time.perf_counter() + 5
     while mx.get_active_memory() > used + (1 << 16):  # a thread of MLX lets it go
+        assert time.perf_counter() < until, "held"
+
+
+@pytest.mark.parametrize("shape", [(1 << 20,), (1 << 10, 1 << 10), (1 << 10, 32, 32), (1 << 10, 2, 16, 32)])
+def test_what_a_stage_of_a_trace_is_waited_by_does_not_hold_its_result(shape: tuple[int, ...]) -> None:
+    used = mx.get_active_memory()
+    with pace.stages(compiled=False) as marks:
+        for _ in range(1 + pace.TRACED // (4 << 20)):
+            pace.noted(mx.ones(shape) + 1)
+    assert len(marks) == 1
+    mx.eval(marks)
+    until = time.perf_counter() + 5
+    while mx.get_active_memory() > used + (1 << 16):
         assert time.perf_counter() < until, "held"
 
 
