@@ -58,14 +58,17 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def staged(step: Callable[..., Any]) -> Callable[..., Any]:
-    """`step`, which holds a gradient of MLX, with what it gives begun in stages on a GPU.
+    """`step`, which is a gradient of MLX, with what it gives begun in stages on a GPU.
 
     ``mlxsparse.staged(mlx.nn.value_and_grad(model, loss))``, or of `mx.grad`, `mx.value_and_grad` or a
     function that calls `mx.vjp`. MLX hands all of a step's passes over at once, some hundred operations
     ahead of the GPU, and holds what those read and make. Staged, each 32 MiB of results of mlxsparse's
     operators are begun by themselves, and two such stages are in flight. Values are the same in every bit.
-    On the CPU device, inside `mlxsparse.compile`, which has stages of its own, and inside of other
-    transformations it changes nothing.
+
+    Put it around the gradient alone: a step that evaluates something itself (a loop over parts of a batch)
+    holds a result for each stage until it returns. What operators of mlxsparse give is computed even if the
+    loss does not read it. On the CPU device, inside `mlxsparse.compile`, which has stages of its own, and
+    inside of other transformations it changes nothing.
     """
 
     @wraps(step)

@@ -11,7 +11,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 import mlxsparse as ms
-from mlxsparse.backend import pace
+from mlxsparse import compiled
+from mlxsparse.backend import autodiff, pace
 
 from .static_cases import kernels, needs_kernels, small_net, tensor  # noqa: F401
 
@@ -99,3 +100,43 @@ def test_a_failing_loss_leaves_no_stages():
     with pytest.raises(RuntimeError, match="no loss"):
         ms.staged(mx.grad(broken))(mx.ones((2,)))
     assert not pace.staging()
+
+
+def _doubled(monkeypatch):
+    """An operator of MLX's own operations, which run inside of traces of MLX too; many stages."""
+    monkeypatch.setattr(pace, "TRACED", 1 << 6)
+    monkeypatch.setattr(pace._pace, "before", None)
+    gradients = [lambda ct, x: 2 * ct]
+    return autodiff.prepared("double", lambda x: 2 * x, gradients, mx.default_device())
+
+
+def test_a_function_that_mlx_compiled_inside_of_a_staged_step(monkeypatch):
+    double = _doubled(monkeypatch)
+
+    def four(x):
+        return double(double(double(double(x)))).sum()
+
+    x = mx.ones((40, 4))
+    for step in (mx.compile(mx.grad(four)), mx.grad(mx.compile(four))):
+        for _ in range(2):  # the first call traces
+            assert (ms.staged(step)(x) == 16).all()
+    inner = mx.compile(lambda x: double(double(x)))
+
+    def with_something_of_its_own(x):
+        return mx.grad(four)(x) + inner(x)
+
+    assert (ms.staged(with_something_of_its_own)(x) == 20).all()
+
+
+def test_stages_of_a_compiled_function_inside_of_a_gradient(monkeypatch):
+    """They cannot be begun inside: they are begun with those of the gradient."""
+    double, begun = _doubled(monkeypatch), []
+    forward = ms.compile(lambda x: double(double(double(x))))
+    monkeypatch.setattr(compiled, "executor", lambda: "kernel")
+    step = ms.staged(mx.grad(lambda x: forward(x).sum()))
+    x = mx.ones((40, 4))
+    assert (step(x) == 8).all()
+    begin = pace.begin
+    monkeypatch.setattr(pace, "begin", lambda mark: begun.append(begin(mark)) or begun[-1])
+    assert (step(x) == 8).all()
+    assert begun.count(False) == 1 and begun.count(True) == 6  # three results, three cotangents

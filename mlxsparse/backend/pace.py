@@ -111,9 +111,20 @@ def next_cotangent(cotangent: mx.array) -> mx.array:
 
 
 def run(marks: Sequence[mx.array]) -> None:
-    """Compute the stages of a trace, each when the one but one before it is done."""
-    for mark in marks:
-        if not _stage(mark):
+    """Compute the stages of a trace, each when the one but one before it is done.
+
+    Inside of a transformation nothing can be: they become stages of what is traced there, if it has any.
+    """
+    for i, mark in enumerate(marks):
+        try:
+            begun = _stage(mark)
+        except RuntimeError as error:
+            if "without a primitive" not in str(error):
+                raise
+            continue  # of a trace that MLX made for itself, by mx.compile: it is no value of this call
+        if not begun:
+            if _pace.stages is not None:
+                _pace.stages.extend(marks[i:])
             return
 
 

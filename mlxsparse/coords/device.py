@@ -234,8 +234,8 @@ def _by_bits(source: Record, target: Record, kernel: Kernel) -> tuple[Makers, Ma
 class _Windows:
     """Tiles of both sides of a map to windows that tile the lattice.
 
-    Once one side is made, the bits are let go of: they are several times as much as what the other is made
-    from, and a U-Net asks for its input sides at its end.
+    Of at most 8 taps whose output side is made first, the bits are let go of then: they are several times as
+    much as what the input side is made from, and a U-Net asks for that at its end.
     """
 
     def __init__(self, source: Record, target: Record, marks: Marked, stride: Triple):

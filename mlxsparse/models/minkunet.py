@@ -6,7 +6,8 @@ onto the encoder's sites and concatenate its features.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numbers
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,15 +41,19 @@ class ModelArgs:
 
     def possible(self) -> bool:
         """Whether a network can have these sizes."""
-        widths = self.channels
-        if not isinstance(widths, (list, tuple)) or not widths:
-            return False
-        numbers = [self.in_channels, self.num_classes, self.blocks, self.stem_kernel, *widths]
-        return all(isinstance(n, int) and n >= 1 for n in numbers)
+        widths = levels_of(self.channels)
+        sizes = [self.in_channels, self.num_classes, self.blocks, self.stem_kernel, *widths]
+        return bool(widths) and all(isinstance(n, numbers.Integral) and int(n) >= 1 for n in sizes)
 
     def to_dict(self) -> dict[str, Any]:
         """As config.json holds it."""
-        return {**asdict(self), "channels": list(self.channels)}
+        plain = {k: int(v) for k, v in asdict(self).items() if k != "channels"}
+        return {**plain, "channels": [int(c) for c in self.channels]}
+
+
+def levels_of(values: Any) -> list[Any]:
+    """Of any sequence, none of what is no sequence."""
+    return [] if isinstance(values, str) or not isinstance(values, Iterable) else list(values)
 
 
 class ConvNorm(Module):
@@ -113,8 +118,8 @@ class MinkUNet(Module):
         self.head = nn.Linear(c[0], args.num_classes)
 
     def __call__(self, x: SparseTensor, capacity: Sequence[int | None] | None = None) -> SparseTensor:
-        rows = [None] * len(self.down) if capacity is None else capacity
-        if not isinstance(rows, (list, tuple)) or len(rows) != len(self.down):
+        rows = [None] * len(self.down) if capacity is None else levels_of(capacity)
+        if len(rows) != len(self.down) or isinstance(capacity, str):
             raise ShapeError(f"capacity must have {len(self.down)} values, one a level, got {capacity}")
         x = self.stem(x)
         skips = []

@@ -8,6 +8,8 @@ which tells neighbours apart (Point Transformer V3, CVPR 2024).
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,6 +19,7 @@ from mlx.nn import Module
 from .. import nn, ops
 from ..errors import CheckpointError, ShapeError
 from ..tensor import SparseTensor
+from .minkunet import levels_of
 
 
 @dataclass
@@ -47,17 +50,18 @@ class ModelArgs:
 
     def possible(self) -> bool:
         """Whether a network can have these sizes."""
-        widths, ratio = self.channels, self.mlp_ratio
-        if not isinstance(widths, (list, tuple)) or not widths:
+        widths, ratio, head = levels_of(self.channels), self.mlp_ratio, self.head_channels
+        sizes = [self.in_channels, self.num_classes, self.blocks, self.window, head, *widths]
+        if not widths or not all(isinstance(n, numbers.Integral) and int(n) >= 1 for n in sizes):
             return False
-        numbers = [self.in_channels, self.num_classes, self.blocks, self.window, self.head_channels, *widths]
-        if not all(isinstance(n, int) and n >= 1 for n in numbers) or not isinstance(ratio, (int, float)):
+        if not (isinstance(ratio, numbers.Real) and 0 < float(ratio) < math.inf):
             return False
-        return self.head_channels >= 6 and ratio > 0 and all(c % self.head_channels == 0 for c in widths)
+        return head >= 6 and all(c % head == 0 for c in widths)
 
     def to_dict(self) -> dict[str, Any]:
         """As config.json holds it."""
-        return {**asdict(self), "channels": list(self.channels)}
+        plain = {k: int(v) for k, v in asdict(self).items() if k not in ("channels", "mlp_ratio")}
+        return {**plain, "channels": [int(c) for c in self.channels], "mlp_ratio": float(self.mlp_ratio)}
 
 
 class VoxelTransformer(Module):

@@ -197,11 +197,13 @@ def voxelize(
             whole(value, name, 1)
     if reduce not in REDUCTIONS:
         raise MLXSparseError(f"reduce must be one of {REDUCTIONS}, got {reduce!r}")
-    values = _from_origin(xyz, start, limits) if feats is None else check_features(feats)
+    values, far = _from_origin(xyz, start) if feats is None else (check_features(feats), False)
     if values.shape[0] != len(xyz):
         raise ShapeError(f"feats has {values.shape[0]} rows for {len(xyz)} points")
 
     cells, valid = quantise(xyz, wide, start, size, limits)
+    if far and not np.isfinite(values if valid is None else values[valid]).all():
+        raise CoordinateRangeError("points lie past float32 from the origin: scale them, or pass feats")
     items = None if batch is None else _batch(batch, len(xyz))
     last = -1 if len(xyz) == 0 else 0 if items is None else int(items.max())
     if batch_size is None:
@@ -259,14 +261,14 @@ def coalesce(
 # ---------------------------------------------------------------- parts
 
 
-def _from_origin(xyz: np.ndarray, start: np.ndarray, limits: np.ndarray | None) -> np.ndarray:
-    """Points from the origin in float32; those outside of limits are dropped later, however far."""
+def _from_origin(xyz: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, bool]:
+    """float32, and whether some lie past it."""
     try:
-        with np.errstate(over="raise" if limits is None else "ignore"):
-            return (xyz - start).astype(np.float32)
+        with np.errstate(over="raise"):
+            return (xyz - start).astype(np.float32), False
     except FloatingPointError:
-        wanted = "points lie past float32 from the origin: scale them, or pass feats"
-        raise CoordinateRangeError(wanted) from None
+        with np.errstate(over="ignore"):
+            return (xyz - start).astype(np.float32), True
 
 
 def _three(value: Any, name: str) -> np.ndarray:
@@ -280,7 +282,7 @@ def _numbers(value: Any) -> np.ndarray | None:
     """float64, None for what is no array of numbers."""
     try:
         return np.asarray(value, np.float64)
-    except (TypeError, ValueError):  # text, rows of unequal length
+    except (TypeError, ValueError, OverflowError):  # text, rows of unequal length
         return None
 
 

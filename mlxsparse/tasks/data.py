@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -164,9 +165,9 @@ def half_size(points: np.ndarray) -> float:
         return 1.0
     if not math.isfinite(span):
         raise PointCloudError("the cloud spans more than a float64 holds: remove the points that lie far off")
-    low, high = span / 2**20, span
+    low, high = max(span / 2**20, sys.float_info.min), span
     for _ in range(20):
-        middle = math.sqrt(low * high)
+        middle = math.sqrt(low) * math.sqrt(high)
         cells = np.floor((xyz - xyz.min(axis=0)) / middle).astype(np.int64)
         extent = cells.max(axis=0) + 1
         keys = (cells[:, 0] * extent[1] + cells[:, 1]) * extent[2] + cells[:, 2]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import mlx.core as mx
 import mlx.nn
 import numpy as np
@@ -162,6 +164,22 @@ def test_minkunet_of_impossible_sizes(channels):
     args = voxel_transformer.ModelArgs(4, 3, (16, 20) if channels == "ab" else channels)
     with pytest.raises(ShapeError, match="VoxelTransformer"):
         VoxelTransformer(args)
+
+
+def test_sizes_of_networks_may_be_numbers_of_numpy():
+    args = ModelArgs(4, np.int64(3), np.array([8, 16]))
+    assert MinkUNet(args).head.weight.shape[0] == 3
+    again = ModelArgs.from_dict(json.loads(json.dumps(args.to_dict())))
+    assert again == ModelArgs(4, 3, [8, 16])
+    args = voxel_transformer.ModelArgs(4, np.int64(3), range(16, 33, 16), mlp_ratio=np.float32(2))
+    VoxelTransformer(args)
+    again = voxel_transformer.ModelArgs.from_dict(json.loads(json.dumps(args.to_dict())))
+    assert again == voxel_transformer.ModelArgs(4, 3, [16, 32])
+    for ratio in (float("inf"), float("nan"), 0, "2"):
+        with pytest.raises(ShapeError, match="VoxelTransformer"):
+            VoxelTransformer(voxel_transformer.ModelArgs(4, 3, mlp_ratio=ratio))
+    x, capacity = cloud(channels=4), np.array([64])
+    assert MinkUNet(ModelArgs(4, 3, (4, 6), 1))(x, capacity=capacity).feats.shape == (x.capacity, 3)
 
 
 @pytest.mark.parametrize("capacity", [5, "a", (5, 6)])

@@ -164,6 +164,7 @@ def test_no_points():
         (lambda p, f: mlxsparse.voxelize(p, f, (1.0, -1.0, 1.0)), MLXSparseError, "voxel_size"),
         (lambda p, f: mlxsparse.voxelize(p, f, float("nan")), MLXSparseError, "voxel_size"),
         (lambda p, f: mlxsparse.voxelize(p, f, "a"), MLXSparseError, "voxel_size .*'a'"),
+        (lambda p, f: mlxsparse.voxelize(p, f, 10**400), MLXSparseError, "voxel_size"),
         (lambda p, f: mlxsparse.voxelize(p, f, [1.0, [2.0], 3.0]), MLXSparseError, "voxel_size"),
         (lambda p, f: mlxsparse.voxelize(p, f, 1.0, origin="abc"), MLXSparseError, "origin"),
         (lambda p, f: mlxsparse.voxelize(p, f, 1.0, bounds=[[0, 0, 0], [1, 1]]), MLXSparseError, "bounds"),
@@ -240,6 +241,8 @@ def test_points_past_float32():
     with pytest.raises(CoordinateRangeError, match="past float32"):
         mlxsparse.voxelize(points, voxel_size=1e31)
     assert mlxsparse.voxelize(points, mx.ones((2, 1)), 1e31).tensor.coords[:, 1].tolist() == [0, 10**8]
+    with pytest.raises(CoordinateRangeError, match="past float32"):
+        mlxsparse.voxelize(points, voxel_size=1e31, bounds=((0, 0, 0), (1e40, 4, 4)))
     near = mlxsparse.voxelize(points, voxel_size=1.0, bounds=((0, 0, 0), (4, 4, 4)))
     assert near.point_to_voxel.tolist() == [-1, 0] and near.tensor.feats.tolist() == [[1, 2, 3]]
 

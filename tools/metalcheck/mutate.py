@@ -143,6 +143,24 @@ def _affected(kernel: str, file: str) -> bool:
     return file == f"{kernel}.metal" or file in library.KERNELS[kernel].headers
 
 
+def _beside(file: str, of_broken: Any, guarded: Any, behind: set[str]) -> Callable[..., Any]:
+    """A factory of the broken kernel and the others, guarded behind it: its numbers may lead anywhere."""
+
+    def make(kernel: str, *rest: Any) -> Any:
+        if not _affected(library.plain_name(kernel), file):
+            usual, careful = UNCHANGED(kernel, *rest), guarded(kernel, *rest)
+            return lambda **given: (careful if behind else usual)(**given)
+        run = of_broken(kernel, *rest)
+
+        def call(**given: Any) -> Any:
+            behind.add(kernel)
+            return run(**given)
+
+        return call
+
+    return make
+
+
 def noticed(mutant: Mutant, cases: dict[str, Callable[[], None]], modes: list[Mode]) -> str | None:
     """How the checks notice a mutant: "text", a mode, or None. The case that did moves to the front."""
     original = library.text
@@ -156,11 +174,12 @@ def noticed(mutant: Mutant, cases: dict[str, Callable[[], None]], modes: list[Mo
             if mutant.of_spaces:
                 of_broken = text_checking_factory(report, _refusing(report, of_broken))
 
-            def make(kernel: str, *rest: Any, of_broken: Any = of_broken) -> Any:
-                broken = _affected(library.plain_name(kernel), mutant.file)
-                return (of_broken if broken else UNCHANGED)(kernel, *rest)
+            behind: set[str] = set()  # whether the broken kernel has run in this case
+
+            make = _beside(mutant.file, of_broken, metal_kernel_factory(mode), behind)
 
             for name, case in cases.items():  # one after another: the first failure is enough
+                behind.clear()
                 failed = run_cases(make, {name: case})
                 if not failed:
                     continue
