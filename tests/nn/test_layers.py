@@ -178,8 +178,9 @@ def test_sizes_of_networks_may_be_numbers_of_numpy():
     for ratio in (float("inf"), float("nan"), 0, "2"):
         with pytest.raises(ShapeError, match="VoxelTransformer"):
             VoxelTransformer(voxel_transformer.ModelArgs(4, 3, mlp_ratio=ratio))
-    x, capacity = cloud(channels=4), np.array([64])
-    assert MinkUNet(ModelArgs(4, 3, (4, 6), 1))(x, capacity=capacity).feats.shape == (x.capacity, 3)
+    x = cloud(channels=4)
+    y = MinkUNet(ModelArgs(4, 3, (4, 6), 1))(x, capacity=np.array([x.capacity]))
+    assert y.feats.shape == (x.capacity, 3)
 
 
 @pytest.mark.parametrize("capacity", [5, "a", (5, 6)])

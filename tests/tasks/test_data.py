@@ -136,3 +136,16 @@ def test_a_far_outlier_is_refused():
     for call in (lambda: task.choose_settings([cloud], 0.3), lambda: task.split(cloud, known, 0.2)):
         with pytest.raises(PointCloudError, match="far off the others"):
             call()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("span", [1e-320, 2e-160, 1.0, 1e160, 1e308])
+def test_half_size_of_any_span(span):
+    points = span * np.random.default_rng(0).random((500, 3))
+    size = data.half_size(points)
+    assert 0 < size <= max(span, 3e-308)
+    if span > 1e-300:
+        cells = np.unique(np.floor((points - points.min(axis=0)) / size), axis=0)
+        assert 0.4 < len(cells) / 500 < 0.6
+    with pytest.raises(PointCloudError, match="float64"):
+        data.half_size(np.array([[1e308, 0, 0], [-1e308, 0, 0]]))
