@@ -124,3 +124,27 @@ def test_maps_from_several_threads():
     for thread in threads:
         thread.join()
     assert len(found) == 8 and all(m is found[0] for m in found)
+
+
+def test_another_tensor_on_the_same_rows_takes_no_maps_away():
+    """A tensor that MLX rebuilds finds the first live record of its rows, whatever was made of them since."""
+
+    def record_inside(x):
+        seen = []
+        mx.value_and_grad(lambda feats, t: (seen.append(t.key._record), feats.sum())[1])(x.feats, x)
+        return seen[0]
+
+    x = scan(3)
+    first = x.key._record
+    assert record_inside(x) is first
+    other = ms.SparseTensor(x.coords, x.feats * 2, batch_size=x.batch_size)
+    second = other.key._record
+    assert second is not first and record_inside(x) is first
+    del other, second
+    gc.collect()
+    assert record_inside(x) is first
+    other = ms.SparseTensor(x.coords, x.feats * 2, batch_size=x.batch_size)
+    second = other.key._record
+    del x, first
+    gc.collect()
+    assert record_inside(other) is second

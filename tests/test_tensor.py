@@ -349,3 +349,25 @@ def test_arithmetic_with_numpy_and_other_channels():
         x + x.replace(mx.ones((4, 3)))
     one = x.replace(mx.full((4, 1), 2.0))
     assert (x * one).feats.tolist() == (one * x).feats.tolist() == (x.feats * 2).tolist()
+
+
+@pytest.mark.parametrize("one", [2.0, 2, True, np.float64(2), np.array(2.0), np.array([[[2]]]), np.uint8(2)])
+def test_a_number_of_numpy_is_a_number(one):
+    x = tensor().astype(mx.float16)
+    y = x * one
+    assert y.dtype == mx.float16 and (y.feats == x.feats * float(np.array(one).item())).all()
+
+
+def test_a_number_of_mlx_has_a_type():
+    x = tensor().astype(mx.float16)
+    assert (x * mx.array([[[2.0]]])).dtype == mx.float32
+    assert (x * mx.array(2.0, mx.float16)).dtype == mx.float16
+
+
+def test_integers_past_64_bits_and_what_is_no_number():
+    x = tensor()
+    assert (x * 2**63).feats[0, 0].item() == x.feats[0, 0].item() * 2.0**63
+    assert (x * np.uint64(2**63)).feats[0, 0].item() == x.feats[0, 0].item() * 2.0**63
+    for other in (np.array("a"), np.array(None), 10**400, np.complex64(1j), np.ones(2), mx.ones((2,))):
+        with pytest.raises(DTypeError, match="scalar"):
+            x + other

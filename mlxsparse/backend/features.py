@@ -32,11 +32,22 @@ def check_features(feats: Any) -> Any:
 
 
 def scalar(value: Any) -> Any:
-    """`value` if features can be multiplied by it: a number, or an array of one element; else None."""
-    if isinstance(value, (np.number, np.bool_)):
-        return value.item()
-    one = isinstance(value, (mx.array, np.ndarray)) and value.size == 1
-    return (mx.array(value) if one else value) if one or isinstance(value, (int, float)) else None
+    """`value` if features can be multiplied by it: a number, or an array of one element; else None.
+
+    A number of NumPy's counts as one of Python's, which has no type of its own for MLX.
+    """
+    if isinstance(value, mx.array):
+        return value.reshape(()) if value.size == 1 else None
+    if isinstance(value, (np.ndarray, np.number, np.bool_)):
+        if value.size != 1 or value.dtype.kind not in "biuf":
+            return None
+        value = value.item()
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:  # as far as MLX takes integers
+        try:
+            return float(value)
+        except OverflowError:
+            return None
+    return value if isinstance(value, (int, float)) else None
 
 
 def check_channels(symbol: str, a: mx.array, b: mx.array) -> None:

@@ -246,8 +246,9 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
         return memo[id(value)]
     if isinstance(value, dict):
         return {name: _copied(child, memo) for name, child in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_copied(child, memo) for child in value)
+    if isinstance(value, (list, tuple)) and not isinstance(value, SparseTensor):
+        made = [_copied(child, memo) for child in value]
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
     return mx.array(value) if isinstance(value, mx.array) else value
 
 

@@ -232,8 +232,9 @@ def _shadow(value: Any, path: str, flow: Flow, memo: dict[int, Any]) -> Any:
         return memo[id(value)]
     if isinstance(value, dict):
         return {name: _shadow(child, f"{path}.{name}", flow, memo) for name, child in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_shadow(child, f"{path}.{i}", flow, memo) for i, child in enumerate(value))
+    if isinstance(value, (list, tuple)) and not isinstance(value, SparseTensor):
+        made = [_shadow(child, f"{path}.{i}", flow, memo) for i, child in enumerate(value)]
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
     return value
 
 

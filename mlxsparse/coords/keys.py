@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -55,6 +56,7 @@ class Record:
         status: mx.array | None = None,
     ):
         self.coords = coords
+        self.alike: _Alike | None = None
         self.home = executor()  # where it was made
         self.known = None if isinstance(count, mx.array) else count  # rows, where the host knows them
         self.stride = stride
@@ -283,9 +285,32 @@ class CoordinateMapKey:
         return f"CoordinateMapKey(sites={sites}, stride={self.stride}, batch_size={self.batch_size})"
 
 
+class _Alike:
+    """The live records whose coordinates are one buffer, the first one first. They hold it."""
+
+    def __init__(self) -> None:
+        self._found: list[weakref.ref[Record]] = []
+
+    def add(self, record: Record) -> None:
+        self._found = [ref for ref in self._found if ref() not in (None, record)] + [weakref.ref(record)]
+        record.alike = self
+
+    def __iter__(self) -> Iterator[Record]:
+        return (record for ref in self._found if (record := ref()) is not None)
+
+
 # Live records by the buffer of their coordinates. A record keeps its buffer alive, so an address
 # cannot come to mean another one.
-records: weakref.WeakValueDictionary[tuple[Any, ...], Record] = weakref.WeakValueDictionary()
+_records: weakref.WeakValueDictionary[tuple[Any, ...], _Alike] = weakref.WeakValueDictionary()
+
+
+def note_record(record: Record) -> None:
+    """Have `live_record` find it, in no place of one that it found before."""
+    if record.alike is None:
+        at = buffer(record.coords)
+        alike = _records.get(at) or _Alike()
+        _records[at] = alike
+        alike.add(record)
 
 
 def buffer(coords: mx.array) -> tuple[Any, ...]:
@@ -312,10 +337,11 @@ def live_record(
 
     if len(coords) == 0:
         return None
-    found = records.get(buffer(coords))
-    if executor() == "host" or found is not None:
-        return found if found is not None and fits(found) else None
-    alike = sorted((r for r in list(records.values()) if fits(r)), key=lambda r: r.home == "host")
+    found = list(_records.get(buffer(coords), ()))
+    if executor() == "host" or found:
+        return next(filter(fits, found), None)
+    everywhere = [r for there in list(_records.values()) for r in there]
+    alike = sorted(filter(fits, everywhere), key=lambda r: r.home == "host")
     if not alike:
         return None
     same = mx.stack([mx.array_equal(r.coords, coords) for r in alike])

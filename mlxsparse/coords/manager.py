@@ -34,11 +34,10 @@ from .keys import (
     CoordinateMapKey,
     Record,
     Rule,
-    buffer,
     host_rows,
     items_of,
     live_record,
-    records,
+    note_record,
     sorted_record,
 )
 
@@ -120,7 +119,7 @@ class CoordinateManager:
             self._keys.add(key)
             self._built["keys"] += 1
             if len(record.coords) and record.known is not None:
-                records[buffer(record.coords)] = record
+                note_record(record)
         return key
 
     def adopt(

@@ -90,7 +90,10 @@ def canonical_to_minkowski_engine(weight: np.ndarray, stride: int | Sequence[int
 def torchsparse_to_canonical(kernel: np.ndarray, kernel_size: int | Sequence[int]) -> np.ndarray:
     """torchsparse 2.1 `kernel`: [K, Ci, Co], x fastest if the volume is odd, z fastest if it is even.
 
-    Taps cover -(K-1)//2 .. K//2 (2: 0..1; 4: -1..2), which is padding (K-1)//2. One tap may be [Ci, Co].
+    One tap may be [Ci, Co]. Where its taps lie depends on torchsparse's `kmap_mode`. "hashmap": they cover
+    -(K-1)//2 .. K//2 (2: 0..1; 4: -1..2), which is padding (K-1)//2. "hashmap_on_the_fly", its default:
+    in = out * stride - padding + k with the layer's own padding (0 unless it was given) where stride > 1;
+    submanifold kernels are centred if odd, and cover 0..K-1 if even.
     """
     sizes = kernel_axes(kernel_size)
     taps = _taps_first(kernel, sizes, "kernel")

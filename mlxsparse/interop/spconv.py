@@ -73,7 +73,10 @@ def _sizes(weight: np.ndarray, kernel_size: int | Sequence[int], layout: str) ->
                          "are needed")
     stored = weight.shape[1:-1] if layout == "KRSC" else weight.shape[:-2]
     single = isinstance(kernel_size, (int, np.integer))
-    wanted = (kernel_size,) * len(stored) if single else tuple(kernel_size)  # type: ignore[arg-type]
+    try:
+        wanted = (kernel_size,) * len(stored) if single else tuple(kernel_size)  # type: ignore[arg-type]
+    except TypeError:
+        raise ShapeError(f"kernel_size is {kernel_size!r}; an integer or several are needed") from None
     if stored != wanted:
         raise ShapeError(f"weight has shape {weight.shape}, as {layout} a kernel {stored}, but kernel_size "
                          f"is {kernel_size!r}; pass the layer's kernel_size, or another layout of {LAYOUTS}")

@@ -56,7 +56,7 @@ class ModelArgs:
             return False
         if not (isinstance(ratio, numbers.Real) and 0 < float(ratio) < math.inf):
             return False
-        return head >= 6 and all(c % head == 0 for c in widths)
+        return head >= 6 and head % 2 == 0 and all(c % head == 0 for c in widths)
 
     def to_dict(self) -> dict[str, Any]:
         """As config.json holds it."""
@@ -71,7 +71,7 @@ class VoxelTransformer(Module):
         super().__init__()
         if not args.possible():
             raise ShapeError(
-                "a VoxelTransformer has sizes of at least 1, heads of at least 6 channels and levels of "
+                "a VoxelTransformer has sizes of at least 1, heads of 6, 8, ... channels and levels of "
                 f"whole heads, got {args}"
             )
         self.args = args

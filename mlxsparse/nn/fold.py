@@ -11,11 +11,14 @@ import mlx.nn
 from mlx.nn import Identity, Module
 
 from ..errors import MLXSparseError, ShapeError
+from ..tensor import SparseTensor
 from .conv import NormalizedConv3d, _Conv
 from .layers import Linear, Sequential
 from .norm import BatchNorm
+from .untrained import may_train
 
 _OURS = __name__.partition(".")[0] + "."
+_KEEP = "_keep"  # after a parameter's name: its mask (blocks/masking.py)
 
 
 def fold_batch_norm(conv: Module, norm: BatchNorm) -> Module:
@@ -30,7 +33,7 @@ def fold_batch_norm(conv: Module, norm: BatchNorm) -> Module:
             f"fold_batch_norm takes a convolution or Linear layer and a BatchNorm with running statistics, "
             f"got {type(conv).__name__} and {type(norm).__name__}"
         )
-    weight = conv["weight"]
+    weight = _used(conv, "weight")
     if weight.shape[0] != norm.num_features:
         raise ShapeError(
             f"the layer makes {weight.shape[0]} channels, the BatchNorm takes {norm.num_features}"
@@ -38,10 +41,14 @@ def fold_batch_norm(conv: Module, norm: BatchNorm) -> Module:
     scale = mx.rsqrt(norm.running_var.astype(mx.float32) + norm.eps)
     shift = -norm.running_mean * scale
     if "weight" in norm:
-        scale, shift = scale * norm.weight, shift * norm.weight + norm.bias
+        gain = _used(norm, "weight")
+        scale, shift = scale * gain, shift * gain + _used(norm, "bias")
     if "bias" in conv:
-        shift = conv["bias"] * scale + shift
+        shift = _used(conv, "bias") * scale + shift
     folded = _copy(conv)
+    if "bias" + _KEEP in conv:  # what was pruned has a shift now
+        del folded["bias" + _KEEP]
+        may_train(folded, "bias" + _KEEP)
     folded["weight"] = (weight * scale.reshape(-1, *[1] * (weight.ndim - 1))).astype(weight.dtype)
     folded["bias"] = shift.astype(weight.dtype)
     return folded
@@ -64,6 +71,7 @@ def _folds(layer: Any, norm: Any) -> bool:
         and type(layer).__call__.__module__.startswith(_OURS)  # a class derived from it may do more
         and not isinstance(layer, NormalizedConv3d)  # its size, too, is made of the weight
         and isinstance(norm, BatchNorm)
+        and type(norm).__call__.__module__.startswith(_OURS)
         and norm.track_running_stats
     )
 
@@ -84,9 +92,17 @@ def _fold(value: Any, pairs: tuple[tuple[str, str], ...]) -> Any:
         return folded
     if isinstance(value, dict):
         return {name: _fold(child, pairs) for name, child in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_fold(child, pairs) for child in value)
+    if isinstance(value, (list, tuple)) and not isinstance(value, SparseTensor):
+        made = [_fold(child, pairs) for child in value]
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
     return value
+
+
+def _used(module: Module, name: str) -> mx.array:
+    """A parameter as the forward uses it: pruned elements, those that its mask leaves out, are 0."""
+    value: mx.array = module[name]
+    keep = module.get(name + _KEEP)
+    return value if keep is None else mx.where(keep, value, mx.zeros((), value.dtype))
 
 
 def _copy(module: Module) -> Module:

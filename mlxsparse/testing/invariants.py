@@ -30,6 +30,8 @@ Gradient = Callable[[Array, Array, Array], Array]
 
 def _sorted(coords: Array, feats: Array) -> tuple[Array, Array]:
     coords, feats = np.asarray(coords).reshape(-1, 4), np.asarray(feats, dtype=np.float64)
+    if feats.ndim == 0 or len(feats) != len(coords):
+        raise AssertionError(f"{len(coords)} sites have features of shape {feats.shape}")
     order = np.lexsort(coords.T[::-1])
     return coords[order], feats[order]
 

@@ -42,9 +42,12 @@ def _array(found: Sequence[tuple[int, ...]]) -> Array:
     return np.array(found, dtype=np.int32).reshape(-1, 4)
 
 
-def _scattered(max_sites: int, batches: st.SearchStrategy[int], span: int) -> st.SearchStrategy[Array]:
+def _scattered(
+    max_sites: int, batches: st.SearchStrategy[int], span: int, min_sites: int = 0
+) -> st.SearchStrategy[Array]:
     axis = st.integers(-span, span)
-    return st.lists(st.tuples(batches, axis, axis, axis), max_size=max_sites, unique=True).map(_array)
+    rows = st.tuples(batches, axis, axis, axis)
+    return st.lists(rows, min_size=min_sites, max_size=max_sites, unique=True).map(_array)
 
 
 def _single(batches: st.SearchStrategy[int], span: int) -> st.SearchStrategy[Array]:
@@ -63,15 +66,15 @@ def _blocks(draw: Draw, max_sites: int, batches: st.SearchStrategy[int], span: i
 
 
 @st.composite
-def _far(draw: Draw, max_sites: int, batches: st.SearchStrategy[int], span: int) -> Array:
-    """Clusters near several far corners at once, up to those of the range: nothing may wrap or alias."""
-    near = draw(_scattered(max_sites, batches, min(span, 3)))
-    edge = draw(st.sampled_from([2**19, 2**21, LIMIT - MARGIN]))
-    corners = draw(st.lists(st.tuples(*[st.sampled_from([-edge, 0, edge])] * 3), min_size=1, max_size=3))
-    moved = near.copy()
-    for row in range(len(moved)):
-        moved[row, 1:] += np.array(corners[row % len(corners)], dtype=np.int32)
-    return moved[np.sort(np.unique(moved, axis=0, return_index=True)[1])]
+def _far(draw: Draw, max_sites: int, batches: st.SearchStrategy[int], span: int, min_sites: int) -> Array:
+    """The same sites near several far corners, up to those of the range: nothing may wrap or alias."""
+    edge = draw(st.sampled_from([2**19, 2**20, 2**21, LIMIT - MARGIN]))
+    corner = st.tuples(*[st.sampled_from([-edge, 0, edge])] * 3)
+    corners = draw(st.lists(corner, min_size=2, max_size=3, unique=True))
+    count = -(-max_sites // len(corners))
+    near = draw(_scattered(count, batches, min(span, 3), min(count, -(-min_sites // len(corners)))))
+    moved = [(b, x + dx, y + dy, z + dz) for b, x, y, z in near.tolist() for dx, dy, dz in corners]
+    return _array(moved[:max_sites])
 
 
 def coordinate_sets(
@@ -87,14 +90,13 @@ def coordinate_sets(
         min_sites: smallest number of rows.
     """
     batches = st.integers(0, batch_size - 1)
-    families = [
-        _scattered(max_sites, batches, span),
-        _blocks(max_sites, batches, span),
-    ]
-    if max_sites >= 1:
+    families = [_scattered(max_sites, batches, span, min_sites)]
+    if min_sites <= 8:  # of more sites few boxes are large enough
+        families.append(_blocks(max_sites, batches, span))
+    if min_sites <= 1 <= max_sites:
         families.append(_single(batches, span))
     if far:
-        families.append(_far(max_sites, batches, span))
+        families.append(_far(max_sites, batches, span, min_sites))
     return st.one_of(families).filter(lambda coords: len(coords) >= min_sites)
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import collections
+import copy
+
 import mlx.core as mx
 import mlx.nn
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
 import mlxsparse as ms
+from mlxsparse.blocks import BlockSpec, Pruner, ScopeSpec, View, compress
 from mlxsparse.errors import MLXSparseError, ShapeError
 from mlxsparse.models import MinkUNet
 from mlxsparse.models.minkunet import ModelArgs
@@ -16,6 +21,7 @@ from mlxsparse.testing.adapt import from_numpy, to_numpy
 pytestmark = pytest.mark.usefixtures("device")
 
 nn = ms.nn
+Sizes = collections.namedtuple("Sizes", "kernel channels")
 
 
 def cloud(channels=4):
@@ -136,3 +142,69 @@ def test_a_layer_that_does_more_than_its_class_is_not_folded():
         ms.nn.fold_batch_norm(more.layers[0], more.layers[1])
     named = ms.nn.fold_batch_norms(ms.nn.Sequential(Named(4, 6), trained(6)))
     assert isinstance(named.layers[1], mlx.nn.Identity)
+
+
+class BatchNormReLU(nn.BatchNorm):
+    def __call__(self, x):
+        y = super().__call__(x)
+        return y.replace(mx.maximum(y.feats, 0))
+
+
+def test_a_norm_that_does_more_is_not_folded():
+    net = nn.Sequential(nn.SubmConv3d(4, 6), BatchNormReLU(6)).eval()
+    x = cloud()
+    folded = nn.fold_batch_norms(net)
+    assert isinstance(folded.layers[1], BatchNormReLU)
+    np.testing.assert_allclose(np.array(folded(x).feats), np.array(net(x).feats), atol=1e-6)
+    with pytest.raises(MLXSparseError, match="BatchNormReLU"):
+        nn.fold_batch_norm(*net.layers)
+
+
+@pytest.mark.parametrize(
+    "names", [["layers.0.bias"], ["layers.1.weight"], ["layers.1.bias", "layers.0.weight"]]
+)
+def test_pruned_biases_and_norms_are_folded_as_they_are_used(names):
+    net = nn.Sequential(nn.SubmConv3d(4, 6), trained(6))
+    net.layers[0].bias = mx.arange(1.0, 7.0)
+    specs = []
+    for name in names:
+        value = net.layers[int(name[7])][name[9:]]
+        specs.append(ScopeSpec(BlockSpec(View.of(net, name), (1, *value.shape[1:]))))
+    Pruner(specs, nnz=3).attach(net)
+    for layer, name in (name.split(".")[1:] for name in names):  # as momentum moves what is masked
+        net.layers[int(layer)][name] = net.layers[int(layer)][name] + 1
+    net.eval()
+    x = cloud()
+    folded = nn.fold_batch_norms(net)
+    assert isinstance(folded.layers[1], mlx.nn.Identity)
+    np.testing.assert_allclose(np.array(folded(x).feats), np.array(net(x).feats), rtol=1e-4, atol=1e-4)
+    assert sorted(k for k, _ in tree_flatten(net.parameters())) == sorted(
+        k for k, _ in tree_flatten(copy.deepcopy(net).parameters())
+    )  # the model itself is as it was
+
+
+class Holder(mlx.nn.Module):
+    """Holds a named tuple and a sparse tensor among its layers."""
+
+    def __init__(self, x, adds=True):
+        super().__init__()
+        self.sizes, self.adds = Sizes(3, 8), adds
+        self.conv, self.norm, self.out = nn.SubmConv3d(4, 8), nn.BatchNorm(8), nn.SubmConv3d(8, 4)
+        self.first = x
+
+    def __call__(self, x):
+        y = self.out(self.norm(self.conv(x)))
+        return y + self.first if self.adds else y
+
+
+def test_attributes_that_are_tuples_are_kept():
+    x = cloud()
+    model = Holder(x).eval()
+    folded = nn.fold_batch_norms(model)
+    assert folded.sizes == (3, 8) and type(folded.sizes) is Sizes and folded.first is x
+    assert folded.first.key is x.key
+    np.testing.assert_allclose(np.array(folded(x).feats), np.array(model(x).feats), rtol=1e-4, atol=1e-5)
+    model = Holder(x, adds=False).eval()
+    Pruner("channels", sparsity=0.5, sample=x).attach(model)
+    small = compress(model, sample=x)
+    assert type(small.sizes) is Sizes and small.first is x and small(x).key is x.key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxsparse.errors import ShapeError
@@ -103,3 +103,32 @@ def test_padding():
     assert coords[2:].tolist() == [[-1, 0, 0, 0]] * 2 and np.isnan(feats[2:]).all()
     with pytest.raises(ShapeError, match="capacity=1"):
         strategies.padded(SITES, FEATS, 1)
+
+
+def test_surplus_and_lacking_rows_of_features_are_found():
+    site = np.zeros((1, 4), int)
+    for rows in (0, 2):
+        with pytest.raises(AssertionError, match="1 sites have features"):
+            invariants.assert_same_sites((site, np.ones((rows, 1))), (site, np.ones((1, 1))), "padding left")
+
+
+@given(st.integers(0, 60), st.data())
+def test_the_smallest_number_of_sites_is_kept(least, drawn):
+    most = drawn.draw(st.integers(least, 64))
+    coords = drawn.draw(strategies.coordinate_sets(most, min_sites=least))
+    assert least <= len(coords) <= most
+
+
+@pytest.mark.parametrize("bits", [16, 19, 20, 21])
+def test_sites_that_a_narrow_hash_would_merge_are_drawn(bits):
+    """An operator that keeps so many bits of a coordinate is found wrong."""
+
+    @settings(max_examples=300, database=None, derandomize=True)
+    @given(strategies.coordinate_sets())
+    def packed(coords):
+        narrow = coords.copy()
+        narrow[:, 1:] &= (1 << bits) - 1
+        assert len(np.unique(narrow, axis=0)) == len(coords)
+
+    with pytest.raises(AssertionError):
+        packed()
