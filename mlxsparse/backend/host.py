@@ -20,7 +20,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..errors import TracedOnHostError
+from ..errors import MLXSparseError, TracedOnHostError
 
 COPIED = 1 << 22  # bytes up to which an array is made by copying: an evaluation waits for another thread
 # NaN and infinity in features are the caller's; a warning from a worker thread helps nobody.
@@ -180,11 +180,21 @@ def setting(name: bytes) -> bytes | None:
     return None if text is None else text.encode()
 
 
+_MOST_THREADS = 256
+
+
 def num_threads() -> int:
-    """Host worker threads: ``MLXSPARSE_THREADS``, else the cores this process may use, at most 8."""
+    """Host worker threads: ``MLXSPARSE_THREADS`` up to 256, else the cores of this process, at most 8.
+
+    Raises MLXSparseError where that is no whole number.
+    """
     wanted = setting(b"MLXSPARSE_THREADS")
     if wanted:
-        return max(1, int(wanted))
+        try:
+            return min(max(1, int(wanted)), _MOST_THREADS)
+        except ValueError:
+            text = wanted.decode(errors="replace")
+            raise MLXSparseError(f"MLXSPARSE_THREADS is {text!r}; a whole number is needed") from None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     return min(8, cores)
 

@@ -94,9 +94,10 @@ def make_directory(path: str) -> Path:
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(f".{CHECKPOINT}.*.tmp"):
-            with contextlib.suppress(OSError):
-                left.unlink()
+        for name in (CHECKPOINT, "model.safetensors", "config.json", "report.json"):
+            for left in folder.glob(f".{name}.*.tmp"):
+                with contextlib.suppress(OSError):
+                    left.unlink()
     except OSError as error:
         raise PointCloudError(f"the output directory {path!r} cannot be made: {error}") from error
     return folder
@@ -107,6 +108,8 @@ def check_output_file(path: str) -> None:
     target = Path(path)
     if target.is_dir():
         raise PointCloudError(f"the output {path!r} is a directory; name a file")
+    if target.exists() and not target.is_file():
+        raise PointCloudError(f"the output {path!r} is a device or a pipe; name a file")
     if not target.parent.is_dir():
         raise PointCloudError(f"the output {path!r} lies in a directory that does not exist")
     if not os.access(target.parent, os.W_OK):
@@ -145,9 +148,16 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- option types
 
 
+def _number(kind: Callable[[str], Any], text: str, wanted: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}") from None
+
+
 def positive(text: str) -> int:
     """A whole number of at least 1."""
-    value = int(text)
+    value = _number(int, text, "a whole number")
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is below 1")
     return value
@@ -155,7 +165,7 @@ def positive(text: str) -> int:
 
 def positive_float(text: str) -> float:
     """A finite number above 0."""
-    value = float(text)
+    value = _number(float, text, "a finite number above 0")
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not a finite number above 0")
     return value
@@ -163,7 +173,7 @@ def positive_float(text: str) -> float:
 
 def fraction(text: str) -> float:
     """A number in [0, 1)."""
-    value = float(text)
+    value = _number(float, text, "a number in [0, 1)")
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not in [0, 1)")
     return value
@@ -173,7 +183,7 @@ def channels(text: str) -> tuple[int, ...]:
     """Whole numbers with commas between."""
     try:
         return tuple(positive(part) for part in text.split(","))
-    except ValueError:
+    except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"{text!r} is not like 16,32,64,64") from None
 
 

@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-from ..errors import PointCloudError
+from ..errors import MLXSparseError, PointCloudError
 from ..io.cloud import NAMES, PointCloud
 from ..io.points import read_points
 from ..tasks.data import half_size, labels_of
@@ -28,10 +28,13 @@ def run(options: argparse.Namespace) -> int:
     status = 0
     for path in options.clouds:
         try:
-            print("\n".join(describe(read_points(path))), flush=True)
-        except PointCloudError as error:
-            print(f"mlxsparse: error: {error}", file=sys.stderr)
+            lines = describe(read_points(path))
+        except (MLXSparseError, OSError, MemoryError) as error:
+            words = "out of memory: " * isinstance(error, MemoryError) + " ".join(str(error).split())
+            print(f"mlxsparse: error: {words if path in words else f'{path!r}: {words}'}", file=sys.stderr)
             status = 1
+        else:
+            print("\n".join(lines), flush=True)
     return status
 
 

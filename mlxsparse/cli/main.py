@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
 import mlx.core as mx
 
@@ -60,20 +63,49 @@ def set_device(name: str) -> None:
         mx.set_default_device(before)
         reason = " ".join(str(error).split())
         raise UsageError(
-            f"--device {name}: MLX has no such device here; use --device cpu ({reason})"
+            f"--device {name}: MLX has no such device here, only cpu ({reason})"
         ) from None
 
 
+class _Ended(BaseException):
+    """A signal that ends the process: what is half-written is cleaned up first."""
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.number = number
+
+
+@contextlib.contextmanager
+def _ending_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what runs inside as SIGINT does, in the main thread, where Python can."""
+
+    def end(number: int, _: Any) -> NoReturn:
+        raise _Ended(number)
+
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    here = threading.current_thread() is threading.main_thread()
+    ours = [n for n in numbers if here and signal.getsignal(n) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; exit status 0, 1 for data that cannot be used, 2 for wrong usage."""
+    """Run the command; exit status 0, 1 for data that cannot be used, 2 for wrong usage, 128 and its number
+    for a signal."""
     options = parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
     try:
-        set_device(options.device)
-        status: int = options.run(options)
-        sys.stdout.flush()
-        return status
+        with _ending_by_signals():
+            set_device(options.device)
+            status: int = options.run(options)
+            sys.stdout.flush()
+            return status
     except BrokenPipeError:  # the reader of our output has gone, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -86,6 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("mlxsparse: interrupted", file=sys.stderr)
         return 130
+    except _Ended as ended:
+        print("mlxsparse: ended by a signal", file=sys.stderr)
+        return 128 + ended.number
 
 
 def _complain(error: Exception, status: int) -> int:

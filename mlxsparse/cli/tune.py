@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure, print, write."""
     if executor() != "kernel":
-        raise UsageError("tune measures a GPU: the CPU device has one path; use --device gpu")
+        raise UsageError("tune measures a GPU: --device gpu, where there is one; a CPU has one path")
     if min(options.rows + options.channels + [options.calls]) < 1:
         raise UsageError("--rows, --channels and --calls take positive numbers")
     results = measure(options.rows, options.channels, options.types, options.calls)

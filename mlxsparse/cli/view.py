@@ -16,7 +16,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from ..errors import PointCloudError
+from ..errors import CoordinateRangeError, PointCloudError
 from ..io.cloud import PointCloud, atomic_write
 from ..io.points import read_points
 from ..ops.voxel import Voxels, voxelize
@@ -114,7 +114,7 @@ def write_page(
 
 def fields_of(cloud: PointCloud) -> dict[str, np.ndarray]:
     """Numeric fields (N,) of a cloud without x, y, z; classes as integers, even where the file has floats;
-    red, green and blue, where not all 0, as "colour" uint8 (N, 3)."""
+    red, green and blue, where not all 0, as "colour" uint8 (N, 3), or "colour (rgb)" where there is one."""
     fields = {
         name: np.asarray(values)
         for name, values in cloud.fields.items()
@@ -123,8 +123,9 @@ def fields_of(cloud: PointCloud) -> dict[str, np.ndarray]:
         and np.asarray(values).dtype.kind in "fiub"
     }
     for name, values in fields.items():  # some programs write every field as float
-        if name.lower() in CLASS_FIELDS and values.dtype.kind == "f" and np.all(np.mod(values, 1) == 0):
-            fields[name] = values.astype(np.int64)
+        if name.lower() in CLASS_FIELDS and values.dtype.kind == "f":
+            if np.all((values >= -(2.0**63)) & (values < 2.0**63) & (values == np.floor(values))):
+                fields[name] = values.astype(np.int64)
     channels = ("red", "green", "blue")
     if all(name in fields for name in channels):
         colour = np.stack([fields.pop(name) for name in channels], axis=1)
@@ -133,13 +134,21 @@ def fields_of(cloud: PointCloud) -> dict[str, np.ndarray]:
         elif colour.max(initial=0) > 255:  # 16 bits a channel, as LAS has it
             colour = colour >> 8
         if colour.any():
-            fields = {"colour": np.nan_to_num(colour).clip(0, 255).astype(np.uint8), **fields}
+            name = "colour"
+            while name in fields:  # a field of the cloud's own
+                name += " (rgb)"
+            fields = {name: np.nan_to_num(colour).clip(0, 255).astype(np.uint8), **fields}
     return fields
 
 
 def thin(points: np.ndarray, limit: int) -> tuple[np.ndarray, float]:
     """(rows kept, voxel size): the first point of each voxel, of a size that leaves at most `limit`."""
-    low, high = 0.0, float(np.ptp(points, axis=0).max()) or 1.0
+    with np.errstate(over="ignore"):
+        low, high = 0.0, float(np.ptp(points, axis=0).max()) or 1.0
+    if not math.isfinite(high):
+        raise PointCloudError(
+            "the points span more than a float64 holds: remove those that lie far off the others"
+        )
     size = high / math.sqrt(limit)  # clouds are surfaces
     best: tuple[Voxels, float] | None = None
     for _ in range(12):
@@ -197,14 +206,24 @@ def class_names(text: str) -> dict[int, str]:
             return {int(number): str(name) for number, name in json.loads(Path(text).read_text()).items()}
         parts = [part.strip() for part in text.split(",")]
         if "=" in text:
-            return {int(number): name.strip() for number, name in (part.split("=", 1) for part in parts)}
+            pairs = [part.split("=", 1) for part in parts]
+            return {int(number): name.strip() for number, name in pairs}
         return dict(enumerate(parts))
-    except (OSError, ValueError, AttributeError) as error:
+    except OSError as error:
         raise argparse.ArgumentTypeError(f"{text!r} gives no class names: {error}") from None
+    except (ValueError, AttributeError):
+        form = '{"number": "name"}' if text.endswith(".json") else "number=name,number=name or name,name"
+        raise argparse.ArgumentTypeError(f"{text!r} gives no class names: {form} is needed") from None
 
 
 def _voxelize(points: np.ndarray, size: float) -> Voxels:
     """Voxels with no feature but a 1, counted from the lowest corner of the cloud."""
     origin = points.min(axis=0).tolist() if len(points) else [0.0, 0.0, 0.0]
-    with mx.stream(mx.cpu):
-        return voxelize(points, np.ones((len(points), 1), np.float32), size, origin=origin)
+    try:
+        with mx.stream(mx.cpu):
+            return voxelize(points, np.ones((len(points), 1), np.float32), size, origin=origin)
+    except CoordinateRangeError:
+        raise PointCloudError(
+            f"the points span more than 2**30 voxels of {size:.3g}: remove those that lie far off the "
+            "others, or use a larger --voxel"
+        ) from None

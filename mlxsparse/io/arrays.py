@@ -76,8 +76,12 @@ def write_npz_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathL
     labels = check_labels(labels, len(cloud))
     check_range(labels, -(2**31), 2**31 - 1, "a label of 32 bits")
     arrays = {name: values for name, values in cloud.source.items() if name not in ("label", "labels")}
-    with atomic_write(path) as stream:
-        np.savez_compressed(stream, **arrays, label=labels.astype(np.int32))
+    arrays["label"] = labels.astype(np.int32)
+    # As np.savez_compressed does, whose own arguments no array may be named after: file, allow_pickle.
+    with atomic_write(path) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, values in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, values, allow_pickle=False)
 
 
 def _load(path: str) -> Any:

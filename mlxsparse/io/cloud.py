@@ -7,6 +7,7 @@ import importlib
 import io
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,6 +153,28 @@ class _Writer:
         return getattr(self._stream, name)
 
 
+def check_target(path: str | os.PathLike[str]) -> None:
+    """PointCloudError where `path` can be no file: a device, a pipe, or a name that the system refuses."""
+    try:
+        mode = os.stat(path).st_mode  # through links, /dev/stdout too
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise PointCloudError(f"cannot write {os.fspath(path)!r}: {error}") from error
+    # A folder has the error of the system, where it is to be replaced.
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise PointCloudError(f"cannot write {os.fspath(path)!r}: it is a device or a pipe, and a file would "
+                              "take its place; name a file")
+
+
+def _temporary(target: Path) -> Path:
+    """A new name beside `target`; of a long name only the start, for names end at 255 bytes."""
+    name, end = target.name, f".{secrets.token_hex(4)}.tmp"
+    while len(os.fsencode(name)) > 254 - len(end):
+        name = name[:-1]  # by characters: half of one is no name everywhere
+    return target.with_name(f".{name}{end}")
+
+
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Binary file whose content appears at `path` whole when the block ends, or not at all if it raises.
@@ -161,7 +184,8 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """
     # A link keeps pointing where it did: its target is replaced.
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    check_target(path)
+    temporary = _temporary(target)
     writer: Any = None
     try:
         with open(temporary, "xb+") as stream:

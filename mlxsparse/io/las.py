@@ -95,7 +95,32 @@ def _check_complete(stream: BinaryIO) -> None:
     if not point_format & _COMPRESSED and points_at + count * point_bytes > end:
         raise PointCloudError(f"the file ends early: {count} points of {point_bytes} bytes from byte "
                               f"{points_at} do not fit a file of {end} bytes")
+    if point_format & _COMPRESSED and count:
+        _check_chunk_table(stream, end, points_at, point_bytes, count)
     stream.seek(0)
+
+
+def _check_chunk_table(stream: BinaryIO, end: int, points_at: int, point_bytes: int, count: int) -> None:
+    """Raise PointCloudError where a compressed file's table says more chunks than it can have.
+
+    lazrs takes memory for as many as the table says, and ends the process where there is not enough.
+    """
+    position = _integer_at(stream, points_at, 8)
+    if position == -1:  # written to a stream: the position follows at the end
+        position = _integer_at(stream, end - 8, 8)
+    if not points_at + 8 <= position <= end - 8:
+        raise PointCloudError(f"the file ends early or is damaged: its table of chunks would be at byte "
+                              f"{position} of {end}")
+    chunks = _integer_at(stream, position + 4, 4) & 0xFFFFFFFF
+    # Each chunk begins with a whole point as it is.
+    if chunks > count or chunks * point_bytes > end - points_at:
+        raise PointCloudError(f"the file is damaged: its table says {chunks} chunks, more than {count} points"
+                              f" in {end} bytes can have; copy the file again from where it came")
+
+
+def _integer_at(stream: BinaryIO, position: int, size: int) -> int:
+    stream.seek(position)
+    return int.from_bytes(stream.read(size), "little", signed=True)
 
 
 def write_las_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[str], *,

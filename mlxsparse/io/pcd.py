@@ -22,7 +22,6 @@ _KEYS = set("VERSION FIELDS COLUMNS SIZE TYPE COUNT WIDTH HEIGHT VIEWPOINT POINT
 _ENCODINGS = ("ascii", "binary", "binary_compressed")
 _TYPES = {f"{kind.upper()}{size}": f"<{kind}{size}"
           for kind, sizes in (("i", (1, 2, 4, 8)), ("u", (1, 2, 4, 8)), ("f", (4, 8))) for size in sizes}
-_MAX_HEADER_LINES = 1000
 
 
 @dataclass
@@ -55,7 +54,10 @@ def read_pcd(path: str | os.PathLike[str]) -> PointCloud:
         raise PointCloudError(f"cannot read {path!r}: {error}") from error
     data = source.data
     for axis in "xyz":
-        if axis not in source.names or data[axis].ndim != 1:
+        if axis in source.names and data[axis].ndim != 1:
+            raise PointCloudError(f"{path!r}: the field {axis!r} has {data[axis].shape[1]} values a point; "
+                                  "one is needed (COUNT 1)")
+        if axis not in source.names:
             raise PointCloudError(f"{path!r} has no field {axis!r}; its fields are {', '.join(source.names)}")
     points = np.stack([data[axis].astype(np.float64) for axis in "xyz"], axis=1)
     return PointCloud(points, _fields(source), source=source, path=path, format="pcd",
@@ -144,7 +146,7 @@ def _split_header(content: bytes) -> tuple[list[bytes], dict[str, list[str]], in
     start = 0
     while "DATA" not in values:
         end = content.find(b"\n", start)
-        if end < 0 or len(lines) >= _MAX_HEADER_LINES:
+        if end < 0:
             raise PointCloudError("the PCD header ends before its DATA line")
         line = content[start:end].rstrip(b"\r")
         start = end + 1
@@ -271,8 +273,9 @@ def _decode_compressed(body: bytes, dtype: np.dtype, count: int) -> np.ndarray:
                               f"{len(body) - 8} are there")
     if count == 0:
         return np.empty(0, dtype)
+    lzf = _lzf()  # its absence is no damage
     try:
-        plain = _lzf().decompress(body[8 : 8 + packed], unpacked)
+        plain = lzf.decompress(body[8 : 8 + packed], unpacked)
     except ValueError as error:
         raise PointCloudError(f"the compressed body is damaged: {error}") from error
     if plain is None or len(plain) != unpacked:

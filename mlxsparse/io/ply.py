@@ -36,7 +36,8 @@ def read_ply(path: str | os.PathLike[str]) -> PointCloud:
     path = os.fspath(path)
     try:
         data = plyfile.PlyData.read(path, mmap=False)
-    except (plyfile.PlyParseError, ValueError, EOFError, MemoryError, OSError) as error:
+    except (plyfile.PlyParseError, ValueError, TypeError, OverflowError, EOFError, MemoryError,
+            OSError) as error:  # fmt: skip
         raise PointCloudError(f"{path!r} is damaged or ends early: {error}") from error
     if "vertex" not in data:
         raise PointCloudError(
@@ -44,6 +45,8 @@ def read_ply(path: str | os.PathLike[str]) -> PointCloud:
         )
     table = data["vertex"].data
     for axis in "xyz":
+        if axis in (table.dtype.names or ()) and table.dtype[axis].kind == "O":
+            raise PointCloudError(f"{path!r}: the property {axis!r} is a list; one number a vertex is needed")
         if axis not in (table.dtype.names or ()) or table.dtype[axis].kind not in "iuf":
             raise PointCloudError(
                 f"{path!r} has no property {axis!r}; its vertices have {', '.join(table.dtype.names or ())}"
@@ -135,7 +138,7 @@ def _plain(table: np.ndarray) -> np.ndarray:
 
 
 def _kind(name: str, values: np.ndarray) -> np.dtype[Any]:
-    """The type of a property: PLY has no 64-bit integers, booleans or half floats."""
+    """The type of a property: PLY has no 64-bit integers, booleans, half or long floats."""
     kind = values.dtype
     if kind.kind == "b":
         return np.dtype("u1")
@@ -145,6 +148,8 @@ def _kind(name: str, values: np.ndarray) -> np.dtype[Any]:
             return np.dtype("i4")
         if max(-low, high) > 2**53:
             raise PointCloudError(f"field {name!r} reaches {low} or {high}, too far for PLY: write .npy")
+        return np.dtype("f8")
+    if kind.kind == "f" and kind.itemsize > 8:  # the machine's long double
         return np.dtype("f8")
     return np.dtype("f4") if kind == np.float16 else kind
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from ..errors import PointCloudError
 from . import arrays, las, pcd, ply, raw, text
-from .cloud import EXTENSIONS, NAMES, PointCloud, check_labels, check_range
+from .cloud import EXTENSIONS, NAMES, PointCloud, check_labels, check_range, check_target
 
 __all__ = ["PointCloud", "check_output", "output_format", "read_points", "sniff_format", "write_labels"]
 
@@ -57,7 +58,7 @@ def read_points(path: str | os.PathLike[str]) -> PointCloud:
     head = _read_head(path)
     if not head:
         raise PointCloudError(f"{path!r} is empty (0 bytes)")
-    kind = sniff_format(head)
+    kind = sniff_format(head) or _sniff_past_comments(path, head)
     extension = Path(path).suffix.lower()
     promised = EXTENSIONS.get(extension)
     if kind is None and promised == "bin":
@@ -113,6 +114,7 @@ def check_output(cloud: PointCloud, classes: Sequence[int], path: str | os.PathL
     To be asked before the labels are worked out.
     """
     kind = output_format(cloud.format if cloud.source is not None else "", path)
+    check_target(path)
     labels = np.asarray(classes, np.int64)
     if kind in ("las", "laz"):
         las.check_labels_fit(cloud, labels)
@@ -158,9 +160,31 @@ def _read_head(path: str) -> bytes:
     if os.path.isdir(path):
         raise PointCloudError(f"{path!r} is a directory; a point-cloud file is needed")
     try:
+        # A pipe gives its bytes once, and they are read twice: here and by the reader of the format.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise PointCloudError(f"{path!r} is a pipe or a device, no regular file; copy it to a file first")
         with open(path, "rb") as stream:
             return stream.read(4096)
     except FileNotFoundError:
         raise PointCloudError(f"no such file: {path!r}") from None
+    except PointCloudError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise PointCloudError(f"cannot read {path!r}: {error}") from error
+
+
+def _sniff_past_comments(path: str, head: bytes) -> str | None:
+    """The format by the first 4096 bytes that are in no comment line, where `head` has such lines."""
+    if b"\0" in head or not any(text.is_comment(line) for line in head.splitlines()):
+        return None
+    kept = b""
+    try:
+        with open(path, "rb") as stream:
+            for line in stream:
+                if not text.is_comment(line):
+                    kept += line
+                if len(kept) >= 4096:
+                    break
+    except (OSError, MemoryError) as error:
+        raise PointCloudError(f"cannot read {path!r}: {error}") from error
+    return sniff_format(kept[:4096])

@@ -68,12 +68,18 @@ def _labels_beside(path: Path, count: int) -> dict[str, np.ndarray]:
     places = path.with_suffix(".label"), path.parent.parent / "labels" / f"{path.stem}.label"
     for place in places:
         if place.is_file():
-            codes = np.fromfile(place, "<u4") if place.stat().st_size % 4 == 0 else np.empty(0, "<u4")
-            if len(codes) != count:
+            try:
+                content = place.read_bytes()
+            except (OSError, MemoryError) as error:
                 raise PointCloudError(
-                    f"{str(place)!r} has {place.stat().st_size} bytes; {count} points need "
-                    f"{4 * count}, one uint32 each"
+                    f"cannot read {str(place)!r}: {error}; move it away to read {path.name!r} without labels"
+                ) from error
+            if len(content) != 4 * count:
+                raise PointCloudError(
+                    f"{str(place)!r} has {len(content)} bytes; {count} points need {4 * count}, one uint32 "
+                    "each; mend it or move it away"
                 )
+            codes = np.frombuffer(content, "<u4")
             return {"label": (codes & 0xFFFF).astype(np.int32), "instance": (codes >> 16).astype(np.int32)}
     return {}
 

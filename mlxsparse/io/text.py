@@ -37,7 +37,12 @@ def looks_like_text(head: bytes) -> bool:
     if b"\0" in head:
         return False
     lines = head.removeprefix(codecs.BOM_UTF8).splitlines()[: -1 if len(head) >= 4096 else None]
-    return any(_numbers(line) >= 3 for line in lines if not line.lstrip().startswith((b"#", b"//")))
+    return any(_numbers(line) >= 3 for line in lines if not is_comment(line))
+
+
+def is_comment(line: bytes) -> bool:
+    """Whether the line begins with # or //."""
+    return line.removeprefix(codecs.BOM_UTF8).lstrip().startswith((b"#", b"//"))
 
 
 def read_text(path: str | os.PathLike[str]) -> PointCloud:
@@ -50,14 +55,8 @@ def read_text(path: str | os.PathLike[str]) -> PointCloud:
         raise PointCloudError(f"cannot read {path!r}: {error}") from error
     mark = codecs.BOM_UTF8 if content.startswith(codecs.BOM_UTF8) else b""
     lines = content[len(mark) :].splitlines()
-    first = next(
-        (
-            i
-            for i, line in enumerate(lines)
-            if _numbers(line) >= 3 and not line.lstrip().startswith((b"#", b"//"))
-        ),
-        len(lines),
-    )
+    clean = (i for i, line in enumerate(lines) if _numbers(line) >= 3 and not is_comment(line))
+    first = next(clean, len(lines))
     before, rows = lines[:first], [line for line in lines[first:] if line.strip()]
     if not rows:
         raise PointCloudError(f"{path!r} has no row of three or more numbers")
@@ -72,6 +71,13 @@ def read_text(path: str | os.PathLike[str]) -> PointCloud:
     except ValueError as error:
         raise PointCloudError(f"{path!r} is damaged or ends early: {error}") from error
     header, names = _named(before, table.shape[1], delimiter)
+    lost = next((i for i, line in enumerate(before) if i != header and _is_broken_row(line)), None)
+    if lost is not None:
+        shown = before[lost].decode("utf-8", "backslashreplace").strip()
+        raise PointCloudError(
+            f"{path!r}, line {lost + 1}, {shown[:60]!r}: no row of three or more numbers and nothing else; "
+            "mend it, or put # before it if it is no point"
+        )
     if names is None:
         names = column_names(table)
     count = _stated_count(before)
@@ -119,6 +125,15 @@ def _numbers(line: bytes) -> int:
         return len([float(word) for word in line.split(_delimiter(line))])
     except ValueError:
         return 0
+
+
+def _is_broken_row(line: bytes) -> bool:
+    """Whether a line before the rows is a point that cannot be read: most of it, or its start, is numbers."""
+    cells = line.split(_delimiter(line))
+    if is_comment(line) or not line.strip() or line.strip().isdigit():  # nothing else than a count
+        return False
+    numeric = [_numbers(cell.strip()) == 1 for cell in cells]
+    return numeric[0] or 2 * sum(numeric) > len(cells)
 
 
 def _named(before: list[bytes], columns: int, delimiter: bytes | None) -> tuple[int | None, list[str] | None]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -136,11 +137,9 @@ def cloud_page(
     # "<" would end the script element that the JSON stands in.
     shows = json.dumps(page, allow_nan=False).replace("<", "\\u003c")
     viewer = (folder / "viewer.min.js").read_text(encoding="utf-8")
-    for mark, value in (("@PAGE@", shows), ("@DATA@", packed), ("@VIEWER@", viewer)):
-        before, found, after = text.partition(mark)
-        assert found, mark
-        text = before + value + after
-    return text
+    parts = {"@PAGE@": shows, "@DATA@": packed, "@VIEWER@": viewer}
+    # Of the template alone: a name may hold a mark as well.
+    return "".join(parts.get(part, part) for part in re.split("(@PAGE@|@DATA@|@VIEWER@)", text))
 
 
 def _is_classes(values: np.ndarray) -> bool:
@@ -164,9 +163,10 @@ def _field(
     if values.ndim == 2:
         return {"kind": "rgb", "values": columns.add(values.astype(np.uint8))}
     if classes:
-        numbers, index, counts = np.unique(values.astype(np.int64), return_inverse=True, return_counts=True)
+        numbers, index, counts = np.unique(values, return_inverse=True, return_counts=True)
         legend = []
         for place, (number, count) in enumerate(zip(numbers.tolist(), counts.tolist())):
+            number = int(number)
             name = (names or {}).get(number, f"class {number}")
             colour = class_colour(place, name)
             legend.append({"value": number, "name": name, "count": count, "colour": colour})

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxsparse.cli import demo
+from mlxsparse.cli import demo, info
 from mlxsparse.cli.main import main
 from mlxsparse.errors import PointCloudError
 from mlxsparse.io.las import write_las
@@ -343,3 +343,25 @@ def test_names_of_files_that_are_no_text(tmp_path):
     command = [sys.executable, "-c", program, "info", name]
     done = subprocess.run(command, capture_output=True, env=strict, check=False)
     assert (done.returncode, done.stderr) == (0, b"") and b"a\\udcff.xyz" in done.stdout
+
+
+def test_info_goes_on_after_files_that_cannot_be_described(tmp_path, capsys, monkeypatch):
+    np.zeros((3, 4), np.float32).tofile(tmp_path / "a.bin")
+    (tmp_path / "a.label").write_bytes(b"short")
+    np.save(tmp_path / "b.npy", np.zeros((2, 3)))
+    for name in ("c", "d"):
+        (tmp_path / f"{name}.xyz").write_text("1 2 3\n")
+
+    def read(path):
+        if path.endswith("c.xyz"):
+            raise MemoryError("Unable\nto allocate")
+        if path.endswith("d.xyz"):
+            raise OSError(5, "Input/output error")
+        return read_points(path)
+
+    monkeypatch.setattr(info, "read_points", read)
+    assert run("info", *(tmp_path / name for name in ("a.bin", "c.xyz", "d.xyz", "b.npy"))) == 1
+    done = capsys.readouterr()
+    errors = done.err.splitlines()
+    assert len(errors) == 3 and "3 points need 12" in errors[0] and "b.npy" in done.out
+    assert "c.xyz': out of memory: Unable to allocate" in errors[1] and "d.xyz': [Errno 5]" in errors[2]

@@ -141,3 +141,45 @@ def test_directories_that_cannot_be_written(cloud, tmp_path, monkeypatch, capsys
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 3 and all("cannot be" in line for line in errors)
     assert [p.name for p in tmp_path.iterdir()] == ["cloud.laz"]
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_a_signal_while_writing_leaves_nothing(name, tmp_path):
+    """The process sends itself the signal in the middle of the output."""
+    np.savetxt(tmp_path / "a.xyz", np.random.default_rng(0).random((50, 3)))
+    code = f"""
+import os, signal, sys
+from mlxsparse.cli import main, view
+from mlxsparse.io import cloud
+class Killed(cloud._Writer):
+    def write(self, data):
+        super().write(data[:10])
+        os.kill(os.getpid(), signal.{name})
+        return len(data)
+cloud._Writer = Killed
+sys.exit(main.main(["view", "a.xyz", "-o", "a.html"]))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 128 + getattr(signal, name), done.stderr
+    assert done.stderr.startswith("mlxsparse: ") and done.stderr.count("\n") == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["a.xyz"]
+
+
+def test_handlers_of_signals_are_given_back(capsys):
+    before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)]
+    assert main(["info", "no such file"]) == 1
+    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)] == before
+
+
+@pytest.mark.parametrize("threads", ["abc", "1.5", ""])
+def test_numbers_of_threads(threads):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MLXSPARSE_THREADS": threads}
+    code = "import mlxsparse as ms; print(ms.backend.info()['host_threads'])"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    if threads:
+        assert done.returncode == 1 and f"MLXSPARSE_THREADS is '{threads}'" in done.stderr
+    else:
+        assert done.returncode == 0 and int(done.stdout) >= 1

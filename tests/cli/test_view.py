@@ -216,3 +216,59 @@ def test_fields_of_booleans_are_shown_and_kept(tmp_path):
         assert run("view", tmp_path / source, "-o", tmp_path / "a.html", "--color", "ground") == 0
     write_labels(cloud, np.arange(20), tmp_path / "b.ply")
     assert read_points(tmp_path / "b.ply").fields["ground"].tolist() == ground.astype(int).tolist()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [1e30, np.inf, -np.inf, np.nan, 2.0**63])
+def test_classes_that_no_integer_holds_are_values(value):
+    labels = np.array([1.0, value, 2.0])
+    fields = fields_of(PointCloud(np.zeros((3, 3)), {"label": labels}))
+    assert fields["label"].dtype == np.float64
+
+
+def test_classes_of_64_bits_keep_their_numbers(tmp_path):
+    labels = np.array([2**64 - 1, 3, 3], np.uint64)
+    np.savez(tmp_path / "a.npz", points=np.eye(3), label=labels)
+    assert run("view", tmp_path / "a.npz", "-o", tmp_path / "a.html", "--classes", "label") == 0
+    (field,) = [f for f in page_of(tmp_path / "a.html")[0]["fields"] if f["name"] == "label"]
+    assert [c["value"] for c in field["classes"]] == [3, 2**64 - 1]
+
+
+def test_a_field_called_colour_hides_no_colours():
+    fields = {"colour": np.arange(2), **{name: np.array([9, 200]) for name in ("red", "green", "blue")}}
+    found = fields_of(PointCloud(np.zeros((2, 3)), fields))
+    assert found["colour"].tolist() == [0, 1] and found["colour (rgb)"].tolist() == [[9] * 3, [200] * 3]
+
+
+@pytest.mark.parametrize("name", ["@VIEWER@", "@DATA@", "@PAGE@", "</script>@DATA@"])
+def test_names_that_look_like_marks_of_the_page(name, tmp_path):
+    name = name.replace("/", "_")
+    np.savez(tmp_path / f"{name}.npz", **{"points": np.eye(3), name: [3, 4.0, 5]})
+    assert run("view", tmp_path / f"{name}.npz", "-o", tmp_path / "a.html") == 0
+    page = page_of(tmp_path / "a.html")[0]
+    assert page["title"] == f"{name}.npz" and name in [f["name"] for f in page["fields"]]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("far", [1e308, 1e20])
+def test_one_point_far_off(far, tmp_path, capsys):
+    points = np.vstack([np.random.default_rng(0).random((30, 3)), [[far, 0, 0], [-far, 0, 0]]])
+    np.save(tmp_path / "a.npy", points)
+    for more in (["--voxel", "0.1"], ["--max-points", "20"]):
+        status = run("view", tmp_path / "a.npy", "-o", tmp_path / "a.html", *more)
+        said = capsys.readouterr().err
+        assert status == 1 and "lie far off" in said and "origin" not in said or status == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "wanted"),
+    [
+        ("--voxel", "abc", "'abc' is not a finite number above 0"),
+        ("--max-points", "1.5", "'1.5' is not a whole number"),
+        ("--names", "1=a,2", "number=name"),
+    ],
+)
+def test_values_of_options_are_named(option, value, wanted, cloud, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run("view", cloud, "-o", "x.html", option, value)
+    assert wanted in capsys.readouterr().err

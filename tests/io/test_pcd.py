@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -160,3 +161,17 @@ def test_pcd_labels_that_do_not_fit(tmp_path):
         with pytest.raises(PointCloudError, match="32 bits"):
             write_labels(cloud, np.full(4, wrong), tmp_path / "d.pcd")
     assert os.listdir(tmp_path) == ["c.pcd"]
+
+
+def test_a_missing_library_is_no_damage(tmp_path, monkeypatch):
+    path = pcd_file(tmp_path / "c.pcd", "binary_compressed")
+    monkeypatch.setitem(sys.modules, "lzf", None)
+    with pytest.raises(PointCloudError, match="needs the library 'lzf'") as caught:
+        read_points(path)
+    assert "damaged" not in str(caught.value)
+
+
+def test_a_position_of_several_values(tmp_path):
+    (tmp_path / "a.pcd").write_text("FIELDS x y z\nCOUNT 2 1 1\nWIDTH 1\nDATA ascii\n1 2 3 4\n")
+    with pytest.raises(PointCloudError, match="a.pcd': the field 'x' has 2 values a point"):
+        read_points(tmp_path / "a.pcd")

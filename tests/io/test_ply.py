@@ -170,3 +170,28 @@ def test_integers_that_ply_cannot_hold_are_refused(tmp_path):
     with pytest.raises(PointCloudError, match="'t'"):
         write_labels(read_points(tmp_path / "a.npz"), np.array([1, 2]), tmp_path / "b.ply")
     assert not (tmp_path / "b.ply").exists()
+
+
+@pytest.mark.parametrize("value", ["300", "-1"])
+def test_ascii_values_outside_their_type(value, tmp_path):
+    head = "ply\nformat ascii 1.0\nelement vertex 1\n"
+    properties = "".join(f"property float {axis}\n" for axis in "xyz") + "property uchar red\n"
+    (tmp_path / "a.ply").write_text(f"{head}{properties}end_header\n1 2 3 {value}\n")
+    with pytest.raises(PointCloudError, match="a.ply' is damaged"):
+        read_points(tmp_path / "a.ply")
+
+
+def test_a_position_that_is_a_list(tmp_path):
+    head = "ply\nformat ascii 1.0\nelement vertex 1\nproperty list uchar float x\n"
+    properties = "property float y\nproperty float z\nend_header\n"
+    (tmp_path / "a.ply").write_text(f"{head}{properties}2 1 1 2 3\n")
+    with pytest.raises(PointCloudError, match="a.ply': the property 'x' is a list"):
+        read_points(tmp_path / "a.ply")
+
+
+def test_long_floats_are_written_as_doubles(tmp_path):
+    values = np.arange(6, dtype=np.longdouble).reshape(2, 3)
+    np.save(tmp_path / "a.npy", values)
+    write_labels(read_points(tmp_path / "a.npy"), np.array([1, 2]), tmp_path / "b.ply")
+    assert plyfile.PlyData.read(str(tmp_path / "b.ply"))["vertex"]["x"].dtype == "f8"
+    np.testing.assert_array_equal(read_points(tmp_path / "b.ply").points, values.astype(float))

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from mlxsparse.errors import PointCloudError
-from mlxsparse.io.points import read_points, sniff_format, write_labels
+from mlxsparse.io.cloud import atomic_write
+from mlxsparse.io.points import check_output, read_points, sniff_format, write_labels
 from tests.data_paths import data_path
 
 REAL = ["pcl_room_scan1.pcd", "pcl_office1_nan.pcd", "pcl_bunny_ascii.pcd", "pcl_curve_close_binary.pcd",
@@ -230,3 +231,74 @@ def test_missing_library_says_what_to_install(library, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(PointCloudError, match=r"pip install 'mlxsparse\[io\]'"):
         read_points(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_pipes_and_devices_are_refused(tmp_path):
+    pipe = tmp_path / "a.xyz"
+    os.mkfifo(pipe)
+    (tmp_path / "link.xyz").symlink_to(pipe)
+    cloud = read_points(data_path("clouds", "laspy_simple.las"))
+    for path in (pipe, tmp_path / "link.xyz", Path(os.devnull)):
+        with pytest.raises(PointCloudError, match="copy it to a file first"):
+            read_points(path)
+        with pytest.raises(PointCloudError, match="a device or a pipe"), atomic_write(path):
+            pass
+    pipe.rename(tmp_path / "a.ply")
+    for write in (write_labels, lambda c, v, p: check_output(c, v.tolist(), p)):
+        with pytest.raises(PointCloudError, match="a.ply': it is a device or a pipe"):
+            write(cloud, np.zeros(len(cloud), int), tmp_path / "a.ply")
+    assert (tmp_path / "a.ply").is_fifo() and len(os.listdir(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("stem", ["a" * 251, "a" + "\u00e4" * 125])
+def test_names_as_long_as_the_system_allows(stem, tmp_path):
+    cloud = read_points(data_path("clouds", "laspy_simple.las"))
+    labels = np.arange(len(cloud)) % 3
+    write_labels(cloud, labels, tmp_path / f"{stem}.npy")
+    assert os.listdir(tmp_path) == [f"{stem}.npy"]
+    for write in (write_labels, lambda c, v, p: check_output(c, [0, 1], p)):
+        with pytest.raises(PointCloudError, match="cannot write"):
+            write(cloud, labels, tmp_path / f"{stem}aa.npy")
+
+
+def test_temporary_files_are_told_by_the_name_of_their_target(tmp_path):
+    with atomic_write(tmp_path / "checkpoint.safetensors") as stream:
+        stream.write(b"1")
+        assert len(list(tmp_path.glob(".checkpoint.safetensors.*.tmp"))) == 1
+
+
+@pytest.mark.parametrize("mark", ["# ", "// "])
+def test_more_comment_than_is_looked_at_first(mark, tmp_path):
+    for lines, length in ((3000, 3), (60, 200), (1, 9000)):
+        comments = f"{mark}{'-' * length}\n" * lines
+        (tmp_path / "a.xyz").write_text(f"{comments}1 2 3\n{comments if lines == 1 else ''}")
+        if lines > 1:
+            assert len(read_points(tmp_path / "a.xyz")) == 1
+        (tmp_path / "b.data").write_text(f"{comments}x y z\n{comments}1 2 3\n4 5 6\n")
+        cloud = read_points(tmp_path / "b.data")
+        assert cloud.format == "text" and len(cloud) == 2
+        if mark == "# ":
+            header = "FIELDS x y z\nWIDTH 1\nDATA ascii\n"
+            (tmp_path / "c.pcd").write_text(f"{comments}{header}1 2 3\n")
+            assert read_points(tmp_path / "c.pcd").points.tolist() == [[1, 2, 3]]
+    (tmp_path / "d.xyz").write_text(comments)
+    with pytest.raises(PointCloudError, match="none of"):
+        read_points(tmp_path / "d.xyz")
+
+
+@pytest.mark.parametrize("chunks", [0xFFFFFFFF, 0x7FFFFFFF, 110_001, 60_000])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_chunk_table_that_cannot_be_is_refused(chunks, streamed, tmp_path):
+    content = bytearray(data_path("clouds", "laspy_autzen_trim.laz").read_bytes())
+    start = int.from_bytes(content[96:100], "little")
+    table = int.from_bytes(content[start : start + 8], "little")
+    if streamed:  # the position of the table follows at the end
+        content[start : start + 8] = b"\xff" * 8
+        content += table.to_bytes(8, "little")
+        (tmp_path / "whole.laz").write_bytes(content)
+        assert len(read_points(tmp_path / "whole.laz")) == 110_000
+    content[table + 4 : table + 8] = chunks.to_bytes(4, "little")
+    (tmp_path / "a.laz").write_bytes(content)
+    with pytest.raises(PointCloudError, match=f"a.laz': the file is damaged: its table says {chunks} chunks"):
+        read_points(tmp_path / "a.laz")

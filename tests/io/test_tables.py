@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import zipfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -340,3 +343,44 @@ def test_label_beside_other_labels_is_refused(tmp_path):
         read_points(tmp_path / "a.npz")
     np.savez(tmp_path / "a.npz", points=points, label=label, labels=label)
     assert read_points(tmp_path / "a.npz").fields["label"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("row", ["1,2,3,", "1 2 3 # note", "1 2 3 a", "1 2", "l.0 2 3", "1.5", "2 points"])
+def test_leading_rows_that_are_not_clean_are_refused_not_dropped(row, tmp_path):
+    apart = "," if "," in row else " "
+    rows = "".join(apart.join(numbers) + "\n" for numbers in ("456", "789"))
+    for before, line in (("", 1), ("# by hand\n\n", 3)):
+        (tmp_path / "a.xyz").write_text(f"{before}{row}\n{rows}")
+        with pytest.raises(PointCloudError, match=rf"a.xyz', line {line}, '{row}'.*put # before it"):
+            read_points(tmp_path / "a.xyz")
+
+
+@pytest.mark.parametrize("row", ["", "2", "# 1 2 3", "// 1 2", "lon lat height", "Scan 3 of street", "z y x"])
+def test_leading_lines_that_are_no_rows_stay_allowed(row, tmp_path):
+    (tmp_path / "a.xyz").write_text(f"{row}\n4 5 6\n7 8 9\n")
+    assert len(read_points(tmp_path / "a.xyz")) == 2
+
+
+def test_arrays_named_as_arguments_of_savez(tmp_path):
+    extra = {name: np.arange(6.0) for name in ("file", "args", "allow_pickle", "stream")}
+    points = np.arange(18.0).reshape(6, 3)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        for name, values in {"points": points, **extra}.items():
+            with archive.open(f"{name}.npy", "w") as member:
+                np.lib.format.write_array(member, values)
+    write_labels(read_points(tmp_path / "a.npz"), np.arange(6), tmp_path / "b.npz")
+    with np.load(tmp_path / "b.npz") as after:
+        assert set(after.files) == {"points", "label", *extra} and after["label"].dtype == np.int32
+        assert all(after[name].tobytes() == values.tobytes() for name, values in extra.items())
+
+
+def test_a_label_file_that_cannot_be_read(tmp_path, monkeypatch):
+    scan(4).tofile(tmp_path / "a.bin")
+    (tmp_path / "a.label").write_bytes(bytes(160))
+
+    def fail(path):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(PointCloudError, match="a.label'.*Input/output error.*move it away"):
+        read_points(tmp_path / "a.bin")
