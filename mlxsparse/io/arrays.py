@@ -31,7 +31,8 @@ def read_npz(path: str | os.PathLike[str]) -> PointCloud:
     `labels` is called `label`; PointCloudError where the file has both and they differ.
     """
     path = os.fspath(path)
-    arrays: dict[str, np.ndarray] = _load(path)
+    # NumPy gives members that are no arrays as bytes.
+    arrays = {name: a for name, a in _load(path).items() if isinstance(a, np.ndarray)}
     tables = [name for name, a in arrays.items() if a.ndim == 2 and a.shape[1] >= 3 and a.dtype.kind in "iuf"]
     named = [name for name in _POINTS if name in tables]
     if not named and len(tables) != 1:

@@ -384,3 +384,11 @@ def test_a_label_file_that_cannot_be_read(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "read_bytes", fail)
     with pytest.raises(PointCloudError, match="a.label'.*Input/output error.*move it away"):
         read_points(tmp_path / "a.bin")
+
+
+def test_a_member_of_an_npz_that_is_no_array(tmp_path):
+    np.savez(tmp_path / "a.npz", points=np.eye(3), height=np.arange(3.0))
+    with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
+        archive.writestr("readme.txt", "not an array")
+    cloud = read_points(tmp_path / "a.npz")
+    assert len(cloud) == 3 and "height" in cloud.fields and "readme.txt" not in cloud.fields
