@@ -52,7 +52,7 @@ def describe(cloud: PointCloud) -> list[str]:
         for axis, low, high in zip("xyz", xyz.min(axis=0), xyz.max(axis=0)):
             lines.append(f"  {axis:<11}{low:.10g} to {high:.10g}")
         try:
-            lines.append(f"  {'voxels':<11}half as many as points at voxel size {half_size(xyz):g}")
+            lines.append(f"  {'voxels':<11}half as many as different points at voxel size {half_size(xyz):g}")
         except PointCloudError as error:
             lines.append(f"  {'voxels':<11}none: {error}")
     for name, values in cloud.fields.items():

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--voxel-size", type=positive_float, metavar="SIZE",
-        help="voxel edge in the cloud's unit (default: half as many voxels as points)",
+        help="voxel edge in the cloud's unit (default: half as many voxels as different points)",
     )  # fmt: skip
     parser.add_argument(
         "--channels", type=channels, default=(16, 32, 64, 64), help="per level, as 16,32,64,64"
@@ -89,6 +89,8 @@ def run(options: argparse.Namespace) -> int:
         clouds, options.voxel_size, use_relief=not options.no_relief, fields=options.fields
     )
     parts = [task.split(cloud, settings, options.val_split) for cloud in clouds]
+    if options.val_split and not any(len(held) for _, held in parts):
+        print("no score: a cloud of one point has no part to hold out")
     plan = task.Plan(options.epochs, options.lr, options.seed, options.precision, not options.no_augment)
     report = fit(
         [a for a, _ in parts], [b for _, b in parts], settings, options.output, plan,

@@ -60,12 +60,20 @@ def load_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def load_weights(model: Module, directory: str | os.PathLike[str]) -> None:
-    """Load model.safetensors into `model`; CheckpointError if a name or shape differs."""
+    """Load model.safetensors into `model`; CheckpointError if that cannot be read, or a name or shape
+    differs."""
     path = Path(directory) / WEIGHTS
     if not path.is_file():
         raise CheckpointError(f"{os.fspath(directory)!r} has no {WEIGHTS}")
     try:
-        model.load_weights(str(path), strict=True)
-        mx.eval(model.parameters())
-    except (ValueError, RuntimeError) as error:
+        arrays: Any = mx.load(str(path), format="safetensors")
+        mx.eval(arrays)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"cannot read {str(path)!r}: {reason}; copy it again, or train again"
+        ) from error
+    try:
+        model.load_weights(list(arrays.items()), strict=True)
+    except ValueError as error:
         raise CheckpointError(f"{str(path)!r} does not fit the model of its {CONFIG}: {error}") from error

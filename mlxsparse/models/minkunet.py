@@ -17,6 +17,10 @@ from .. import nn, ops
 from ..errors import CheckpointError, ShapeError
 from ..tensor import SparseTensor
 
+# MLX ends the process, or cannot say the shape of a weight, where sizes are far beyond any memory.
+MAX_CHANNELS, MAX_BLOCKS, MAX_SIZE = 2**16, 2**10, 2**20
+SIZES = f"1 to {MAX_CHANNELS} channels, 1 to {MAX_BLOCKS} blocks, and others of at most {MAX_SIZE}"
+
 
 @dataclass
 class ModelArgs:
@@ -36,19 +40,29 @@ class ModelArgs:
         except TypeError as error:
             raise CheckpointError(f"the model entry of config.json does not fit MinkUNet: {error}") from None
         if not args.possible():
-            raise CheckpointError(f"the model entry of config.json is not a MinkUNet's: {config}")
+            raise CheckpointError(
+                f"the model entry of config.json is not a MinkUNet's, which has sizes of {SIZES}: {config}"
+            )
         return args
 
     def possible(self) -> bool:
         """Whether a network can have these sizes."""
         widths = levels_of(self.channels)
-        sizes = [self.in_channels, self.num_classes, self.blocks, self.stem_kernel, *widths]
-        return bool(widths) and all(isinstance(n, numbers.Integral) and int(n) >= 1 for n in sizes)
+        return bool(widths) and (
+            within(widths, MAX_CHANNELS)
+            and within([self.blocks], MAX_BLOCKS)
+            and within([self.in_channels, self.num_classes, self.stem_kernel], MAX_SIZE)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """As config.json holds it."""
         plain = {k: int(v) for k, v in asdict(self).items() if k != "channels"}
         return {**plain, "channels": [int(c) for c in self.channels]}
+
+
+def within(sizes: Iterable[Any], most: int) -> bool:
+    """Whether all are whole numbers from 1 to `most`."""
+    return all(isinstance(n, numbers.Integral) and 1 <= int(n) <= most for n in sizes)
 
 
 def levels_of(values: Any) -> list[Any]:
@@ -103,7 +117,7 @@ class MinkUNet(Module):
     def __init__(self, args: ModelArgs):
         super().__init__()
         if not args.possible():
-            raise ShapeError(f"a MinkUNet has sizes of at least 1 and at least one level, got {args}")
+            raise ShapeError(f"a MinkUNet has at least one level and sizes of {SIZES}, got {args}")
         self.args = args
         c = list(args.channels)
         self.stem = nn.Sequential(

@@ -8,7 +8,6 @@ which tells neighbours apart (Point Transformer V3, CVPR 2024).
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from mlx.nn import Module
 from .. import nn, ops
 from ..errors import CheckpointError, ShapeError
 from ..tensor import SparseTensor
-from .minkunet import levels_of
+from .minkunet import MAX_BLOCKS, MAX_CHANNELS, MAX_SIZE, SIZES, levels_of, within
 
 
 @dataclass
@@ -45,16 +44,19 @@ class ModelArgs:
                 f"the model entry of config.json does not fit VoxelTransformer: {error}"
             ) from None
         if not args.possible():
-            raise CheckpointError(f"the model entry of config.json is not a VoxelTransformer's: {config}")
+            raise CheckpointError(
+                "the model entry of config.json is not a VoxelTransformer's, which has sizes of "
+                f"{SIZES}: {config}"
+            )
         return args
 
     def possible(self) -> bool:
         """Whether a network can have these sizes."""
         widths, ratio, head = levels_of(self.channels), self.mlp_ratio, self.head_channels
-        sizes = [self.in_channels, self.num_classes, self.blocks, self.window, head, *widths]
-        if not widths or not all(isinstance(n, numbers.Integral) and int(n) >= 1 for n in sizes):
+        others = [self.in_channels, self.num_classes, self.window]
+        if not (widths and within([head, *widths], MAX_CHANNELS) and within([self.blocks], MAX_BLOCKS)):
             return False
-        if not (isinstance(ratio, numbers.Real) and 0 < float(ratio) < math.inf):
+        if not (within(others, MAX_SIZE) and isinstance(ratio, numbers.Real) and 0 < ratio <= MAX_SIZE):
             return False
         return head >= 6 and head % 2 == 0 and all(c % head == 0 for c in widths)
 
@@ -71,8 +73,8 @@ class VoxelTransformer(Module):
         super().__init__()
         if not args.possible():
             raise ShapeError(
-                "a VoxelTransformer has sizes of at least 1, heads of 6, 8, ... channels and levels of "
-                f"whole heads, got {args}"
+                f"a VoxelTransformer has sizes of {SIZES}, heads of 6, 8, ... channels and levels of whole "
+                f"heads, got {args}"
             )
         self.args = args
         c = list(args.channels)

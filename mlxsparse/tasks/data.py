@@ -16,7 +16,8 @@ from .relief import LOW_CELLS, PLANE_CELLS, relief, scales_of, squashed
 
 #: Per-point fields that are used as inputs where every training cloud has them.
 INPUT_FIELDS = ("intensity", "return_number", "number_of_returns", "red", "green", "blue")
-LABEL_FIELDS = ("classification", "label", "class", "scalar_Classification", "scalar_Label")
+#: Where classes may be, best first: `segment` writes `label` beside what was there (LAS: `classification`).
+LABEL_FIELDS = ("label", "classification", "class", "scalar_Classification", "scalar_Label")
 TILE_POINTS = 40_000
 MAX_VOXELS_ACROSS = 2**29
 
@@ -70,7 +71,8 @@ class Part:
 
 def labels_of(cloud: PointCloud) -> np.ndarray:
     """Class number of each point; PointCloudError if the cloud has no class field with whole numbers."""
-    for name in LABEL_FIELDS:
+    las = cloud.format in ("las", "laz")
+    for name in ("classification", *LABEL_FIELDS) if las else LABEL_FIELDS:
         values = np.asarray(cloud.fields.get(name, ()))
         if (
             values.shape == (len(cloud),)
@@ -101,6 +103,9 @@ def choose_settings(
 
     Without `voxel_size`, the size at which the first cloud has half as many voxels as points.
     """
+    for cloud in clouds:
+        if len(cloud) == 0:
+            raise PointCloudError(f"{cloud.path!r} has no points: leave it out of the training")
     classes = np.unique(np.concatenate([labels_of(cloud) for cloud in clouds]))
     if len(classes) < 2:
         raise PointCloudError(
@@ -123,7 +128,7 @@ def choose_settings(
         top = float(np.percentile(values, 99)) if len(values) else 1.0
         scales.append(top if top > 0 else 1.0)
     if voxel_size is None:
-        voxel_size = half_size(clouds[0].points)
+        voxel_size = half_size(clouds[0].points, repr(clouds[0].path))
     if not (math.isfinite(voxel_size) and voxel_size > 0):
         raise MLXSparseError(f"voxel_size must be finite and above 0, got {voxel_size}")
     for cloud in clouds:
@@ -136,7 +141,7 @@ def choose_settings(
 def _has_input(cloud: PointCloud, name: str) -> bool:
     """Whether the cloud has the field, one number a point."""
     values = np.asarray(cloud.fields.get(name, ()))
-    return values.shape == (len(cloud),) and values.dtype.kind in "iufb"
+    return name in cloud.fields and values.shape == (len(cloud),) and values.dtype.kind in "iufb"
 
 
 def check_extent(cloud: PointCloud, voxel_size: float) -> None:
@@ -154,25 +159,43 @@ def check_extent(cloud: PointCloud, voxel_size: float) -> None:
         )
 
 
-def half_size(points: np.ndarray) -> float:
-    """Voxel size, to two digits, at which a cloud has about half as many voxels as points."""
-    xyz = points[np.isfinite(points).all(axis=1)]
+def half_size(points: np.ndarray, name: str = "the cloud") -> float:
+    """Voxel size, to two digits, at which a cloud has about half as many voxels as different points.
+
+    name: what errors call the cloud.
+    """
+    xyz = points[np.isfinite(points).all(axis=1)].astype(np.float64)
     if len(xyz) == 0:
-        raise PointCloudError("the cloud has no finite point")
+        raise PointCloudError(f"{name} has no finite point")
+    xyz = xyz[np.lexsort(xyz.T)]
+    xyz = xyz[np.r_[True, (xyz[1:] != xyz[:-1]).any(axis=1)]]
     with np.errstate(over="ignore"):
         span = float(np.ptp(xyz, axis=0).max())
     if span == 0:
-        return 1.0
+        raise PointCloudError(f"{name} has all its points at one place, so no voxel size fits it; give one")
     if not math.isfinite(span):
-        raise PointCloudError("the cloud spans more than a float64 holds: remove the points that lie far off")
-    low, high = max(span / 2**20, sys.float_info.min), span
-    for _ in range(20):
+        raise PointCloudError(f"{name} spans more than a float64 holds: remove the points that lie far off")
+    xyz -= xyz.min(axis=0)
+    # Far below the span, which a single point far off the others may make.
+    low, high = max(span / 2**64, sys.float_info.min), span
+    while high > 1.0001 * low:
         middle = math.sqrt(low) * math.sqrt(high)
-        cells = np.floor((xyz - xyz.min(axis=0)) / middle).astype(np.int64)
-        extent = cells.max(axis=0) + 1
-        keys = (cells[:, 0] * extent[1] + cells[:, 1]) * extent[2] + cells[:, 2]
-        low, high = (middle, high) if 2 * len(np.unique(keys)) > len(xyz) else (low, middle)
+        few = 2 * _count_cells(np.floor(xyz / middle)) <= len(xyz)
+        low, high = (low, middle) if few else (middle, high)
     return float(f"{high:.2g}")
+
+
+def _count_cells(cells: np.ndarray) -> int:
+    """How many rows differ, of float64 whole numbers (n, 3) from 0 to any size."""
+    keys = cells[:, 0]
+    extent = cells.max(axis=0) + 1
+    if np.prod(extent) < 2.0**62:
+        x, y, z = cells.astype(np.int64).T
+        return len(np.unique((x * int(extent[1]) + y) * int(extent[2]) + z))
+    for column in (cells[:, 1], cells[:, 2]):  # ranks in place of numbers that an int64 does not hold
+        found, rank = np.unique(column, return_inverse=True)
+        keys = np.unique(keys, return_inverse=True)[1] * len(found) + rank
+    return len(np.unique(keys))
 
 
 def inputs_of(cloud: PointCloud, settings: Settings) -> np.ndarray:
@@ -206,7 +229,8 @@ def inputs_of(cloud: PointCloud, settings: Settings) -> np.ndarray:
 
 
 def split(cloud: PointCloud, settings: Settings, val_split: float) -> tuple[Part, Part]:
-    """(training, held-out): the last `val_split` of the points along the longer horizontal axis.
+    """(training, held-out): the last `val_split` of the points along the longer horizontal axis, of two or
+    more points at least one.
 
     Points with NaN or infinite coordinates, or of a class that is not in the settings, are in neither.
     """
@@ -219,7 +243,11 @@ def split(cloud: PointCloud, settings: Settings, val_split: float) -> tuple[Part
     if len(part) == 0:
         raise PointCloudError(f"{cloud.path!r} has no labelled point with finite coordinates")
     along = part.points[:, int(np.argmax(np.ptp(part.points[:, :2], axis=0)))]
-    held = along > np.quantile(along, 1 - val_split) if val_split else np.zeros(len(part), bool)
+    held = np.zeros(len(part), bool)
+    if val_split and len(part) > 1:
+        # By rank, for points that share a position too: at least one is held out, and one is not.
+        cut = min(math.floor((len(part) - 1) * (1 - val_split)), len(part) - 2) + 1
+        held[np.argsort(along, kind="stable")[cut:]] = True
     return part.take(~held), part.take(held)
 
 

@@ -28,7 +28,8 @@ TIMED = 15  # forwards of each model, taken in turn
 
 @dataclass
 class Measure:
-    """One row of the table: mIoU in [0, 1] (NaN if not scored), parameters, their bytes, ms of a forward."""
+    """One row of the table: mIoU in [0, 1] (NaN if not scored), parameters, their bytes, ms of a forward
+    (NaN if not timed)."""
 
     name: str
     mean_iou: float
@@ -91,8 +92,8 @@ def prune(
     assert isinstance(final, MinkUNet)
     named = [("before", dense), ("zeroed, not compressed", model), ("compressed", final)]
     times = [float("nan")] * 3
-    if held_out:
-        part = held_out[0]
+    part = next((part for part in held_out if len(part)), None)
+    if part is not None:
         x = task.to_voxels(part.points, part.inputs, settings.voxel_size).tensor
         times = forward_ms([m for _, m in named], x)
     scores = [before, float("nan"), score_of(final, settings, held_out)]
@@ -108,10 +109,8 @@ def table(rows: Sequence[Measure]) -> str:
     lines = [f"{'':24}{'mIoU':>7}{'parameters':>12}{'MB':>8}{'ms':>9}{'speed':>8}"]
     for row in rows:
         score = "" if np.isnan(row.mean_iou) else f"{100 * row.mean_iou:.2f}"
-        lines.append(
-            f"{row.name:24}{score:>7}{row.parameters:>12}{row.bytes / 1e6:>8.2f}{row.ms:>9.1f}"
-            f"{first.ms / row.ms:>7.2f}x"
-        )
+        timed = "" if np.isnan(row.ms) else f"{row.ms:>9.1f}{first.ms / row.ms:>7.2f}x"
+        lines.append(f"{row.name:24}{score:>7}{row.parameters:>12}{row.bytes / 1e6:>8.2f}{timed}")
     return "\n".join(lines)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 #: Cells, in voxels, of the height above the lowest point, and of the distance from the plane of low points.
 LOW_CELLS = (1, 2, 4, 8, 16, 32)
 PLANE_CELLS = (0.75, 1.5, 3)
+NEAR_CELLS = 4096  # sums over cells are taken from a corner at most this far off
 
 
 def relief(points: np.ndarray, voxel_size: float) -> np.ndarray:
@@ -47,29 +48,30 @@ class _Cells:
         at = np.searchsorted(self.keys, keys).clip(0, len(self.keys) - 1)
         return np.where(self.keys[at] == keys, at, len(self.keys))
 
-    def nine(self, values: np.ndarray, combine: np.ufunc, absent: float) -> np.ndarray:
-        """`values` (cells, ...) combined over each cell and its eight neighbours."""
-        padded = np.concatenate([values, np.full((1, *values.shape[1:]), absent)])
-        total = padded[self.around[0]]
-        for rows in self.around[1:]:
-            total = combine(total, padded[rows])
-        return total
+    def nine(self, values: np.ndarray, absent: float) -> np.ndarray:
+        """(9, cells, ...): `values` (cells, ...) of each cell and its eight neighbours."""
+        return np.concatenate([values, np.full((1, *values.shape[1:]), absent)])[self.around]
 
 
 def _lowest(xyz: np.ndarray, size: float) -> np.ndarray:
     cells = _Cells(xyz, size)
     low = np.full(len(cells.keys), np.inf)
     np.minimum.at(low, cells.of_point, xyz[:, 2])
-    return cells.nine(low, np.minimum, np.inf)[cells.of_point]
+    return np.asarray(cells.nine(low, np.inf).min(axis=0)[cells.of_point])
 
 
 def _above_plane(xyz: np.ndarray, size: float) -> np.ndarray:
     cells = _Cells(xyz, size)
     order = np.lexsort((xyz[:, 2], cells.of_point))
     first = np.r_[True, np.diff(cells.of_point[order]) != 0]
-    x, y, z = xyz[order[first]].T  # the lowest point of each cell, in the order of the cells
-    moments = np.stack([np.ones_like(x), x, y, z, x * x, x * y, y * y, x * z, y * z], axis=1)
-    m = cells.nine(moments, np.add, 0.0)
+    low = xyz[order[first]]  # the lowest point of each cell, in the order of the cells
+    # Seen from a corner near by: squares of large coordinates would leave no digits to the variances.
+    corner = np.floor(low / (NEAR_CELLS * size)) * (NEAR_CELLS * size)
+    m = np.zeros((len(low), 9))
+    for near, there in zip(cells.nine(low, 0.0), cells.around < len(low)):
+        x, y, z = (near - corner).T
+        moments = np.stack([np.ones_like(x), x, y, z, x * x, x * y, y * y, x * z, y * z], axis=1)
+        m += np.where(there[:, None], moments, 0.0)
     m = m / m[:, :1]
     mean_x, mean_y, mean_z = m[:, 1], m[:, 2], m[:, 3]
     # A ridge keeps the plane level where the points do not span one.
@@ -79,8 +81,9 @@ def _above_plane(xyz: np.ndarray, size: float) -> np.ndarray:
     scale = xx * yy - xy * xy
     along_x, along_y = (xz * yy - yz * xy) / scale, (yz * xx - xz * xy) / scale
     of = cells.of_point
-    height = mean_z[of] + along_x[of] * (xyz[:, 0] - mean_x[of]) + along_y[of] * (xyz[:, 1] - mean_y[of])
-    return xyz[:, 2] - height
+    x, y, z = (xyz - corner[of]).T
+    height = mean_z[of] + along_x[of] * (x - mean_x[of]) + along_y[of] * (y - mean_y[of])
+    return np.asarray(z - height)
 
 
 def scales_of(columns: Sequence[np.ndarray]) -> list[float]:

@@ -33,7 +33,7 @@ from .data import (
 )
 from .metrics import confusion_matrix, iou_per_class, mean_iou, overall_accuracy
 from .relief import LOW_CELLS, PLANE_CELLS
-from .training import PRECISIONS, Plan, lowered, train
+from .training import PRECISIONS, Plan, flat, lowered, train
 
 __all__ = [
     "PRECISIONS", "Part", "Plan", "Score", "Settings", "choose_settings", "half_size", "inputs_of",
@@ -63,9 +63,17 @@ class Score:
 
 
 def new_model(settings: Settings, channels: Sequence[int], blocks: int, seed: int = 0) -> MinkUNet:
-    """A fresh network for these settings."""
+    """A fresh network for these settings; MLXSparseError for one larger than the machine's memory."""
     mx.random.seed(seed)
-    return MinkUNet(ModelArgs(settings.num_inputs + 3, len(settings.classes), tuple(channels), blocks))
+    model = MinkUNet(ModelArgs(settings.num_inputs + 3, len(settings.classes), tuple(channels), blocks))
+    size = sum(value.nbytes for _, value in flat(model.parameters()))  # nothing is computed yet
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > memory:  # MLX would end the process
+        raise MLXSparseError(
+            f"a network of {size / 1e9:.1f} GB does not fit in this machine's {memory / 1e9:.1f} GB: "
+            "use fewer channels or blocks"
+        )
+    return model
 
 
 def predict(
@@ -83,7 +91,7 @@ def predict(
 
     A cloud of more than `crop_points` points is labelled in crops that overlap by MARGIN voxels; the
     probabilities of all crops that hold a point are added. votes: times that each crop is labelled, turned by
-    another angle each time. progress(done, total) counts crops.
+    another angle each time. progress(done, total) counts crops. MLXSparseError for weights that give NaN.
     """
     if votes < 1 or crop_points < 1 or precision not in PRECISIONS:
         raise MLXSparseError(
@@ -104,6 +112,12 @@ def predict(
             total[rows] += _probabilities(model, settings, place, values[rows], precision)
         if progress:
             progress(i + 1, len(crops))
+    if not np.isfinite(total).all():  # argmax would answer the first class
+        raise MLXSparseError(
+            "the weights give no finite values; "
+            + ("label in float32, or " if precision != "float32" else "")
+            + "train again with a lower learning rate"
+        )
     answer[finite] = total.argmax(axis=1)
     return answer
 
@@ -170,7 +184,7 @@ def load(directory: str | os.PathLike[str]) -> tuple[MinkUNet, Settings]:
     try:
         model = MinkUNet(args)
         restructure(model, layers)
-    except (ValueError, IndexError, OverflowError, RuntimeError) as error:
+    except (ValueError, TypeError, IndexError, OverflowError, RuntimeError) as error:
         raise CheckpointError(
             f"config.json of {os.fspath(directory)!r} describes no model that can be made: {error}"
         ) from error

@@ -108,13 +108,11 @@ def train(
             loss, gradients = step(model, voxels, mx.array(batch.labels), state.scale)
             losses.append(loss.item() / state.scale)
             update(gradients)
-            if not math.isfinite(losses[-1]):
-                raise MLXSparseError(
-                    f"the loss became {losses[-1]} at step {epoch * len(batches) + i + 1}; "
-                    "lower the learning rate"
-                )
+            _check_finite("the loss", losses[-1], epoch * len(batches) + i + 1)
             if progress:
                 progress(epoch * len(batches) + i + 1, steps, losses[-1])
+        # The loss is of the weights before the last step: these are what is saved.
+        _check_finite("a weight", _largest(model), (epoch + 1) * len(batches))
         state.epoch, state.losses = epoch + 1, [*state.losses, float(np.mean(losses))]
         if checkpoint is not None:
             _save(model, optimizer, checkpoint, identity, state)
@@ -132,6 +130,17 @@ def _check(batches: Sequence[Part], plan: Plan) -> None:
         raise MLXSparseError(f"seed must be at least 0 and below 2**63, got {plan.seed}")
     if plan.precision not in PRECISIONS:
         raise MLXSparseError(f"precision must be one of {', '.join(PRECISIONS)}, got {plan.precision!r}")
+
+
+def _check_finite(name: str, value: float, step: int) -> None:
+    if not math.isfinite(value):
+        raise MLXSparseError(f"{name} became {value} at step {step}; lower the learning rate")
+
+
+def _largest(model: MinkUNet) -> float:
+    """The largest magnitude among weights and statistics; NaN if one is NaN."""
+    sizes = mx.stack([mx.abs(value).max().astype(mx.float32) for _, value in flat(model.parameters())])
+    return float(np.array(sizes).max())
 
 
 def _importance(batches: Sequence[Part], classes: int) -> mx.array:

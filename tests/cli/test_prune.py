@@ -10,6 +10,8 @@ import pytest
 
 from mlxsparse.cli.main import main
 from mlxsparse.io.las import write_las
+from mlxsparse.io.points import read_points
+from mlxsparse.tasks import pruning
 from mlxsparse.tasks import segmentation as task
 
 
@@ -131,3 +133,24 @@ def test_bad_exclude_and_seed_are_refused_at_once(trained, tmp_path, capsys, opt
     arguments = ["prune", str(tmp_path / "none.laz"), "--weights", trained[1], "-o", str(tmp_path / "out")]
     assert main([*arguments, *options]) == status
     assert words in capsys.readouterr().err
+
+
+def test_times_are_of_a_held_out_part_with_points_or_left_empty(trained):
+    model, settings = task.load(trained[1])
+    part, held = task.split(read_points(trained[0]), settings, 0.3)
+    empty = part.take(np.zeros(0, int))
+    for parts, timed in (([empty, held], True), ([empty], False), ([], False)):
+        result = pruning.prune(pruning.copy_of(model), settings, [part], parts, epochs=1)
+        assert all((row.ms > 0) == timed for row in result.rows)
+        told = pruning.table(result.rows)
+        assert "nan" not in told and told.count("x\n") + told.endswith("x") == (3 if timed else 0)
+
+
+def test_training_says_that_nothing_could_be_held_out(tmp_path, capsys):
+    clouds = []
+    for label in (0, 1):
+        clouds.append(str(tmp_path / f"{label}.txt"))
+        (tmp_path / f"{label}.txt").write_text(f"x y z label\n{label} 0 0 {label}\n")
+    arguments = ["--voxel-size", "1", "--epochs", "1", "--channels", "4,8", "-o", str(tmp_path / "out")]
+    assert main(["train", *clouds, *arguments]) == 0
+    assert "no score: a cloud of one point" in capsys.readouterr().out

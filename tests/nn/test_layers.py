@@ -11,7 +11,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 import mlxsparse as ms
-from mlxsparse.errors import DTypeError, ShapeError
+from mlxsparse.errors import CheckpointError, DTypeError, ShapeError
 from mlxsparse.models import MinkUNet, VoxelTransformer, voxel_transformer
 from mlxsparse.models.minkunet import ModelArgs
 from mlxsparse.testing.adapt import from_numpy
@@ -164,6 +164,19 @@ def test_minkunet_of_impossible_sizes(channels):
     args = voxel_transformer.ModelArgs(4, 3, (16, 20) if channels == "ab" else channels)
     with pytest.raises(ShapeError, match="VoxelTransformer"):
         VoxelTransformer(args)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"channels": (10**13,)}, {"channels": (2**16 + 16,)}, {"blocks": 1025}, {"num_classes": 2**20 + 1}],
+)
+def test_networks_have_bounded_sizes(sizes):
+    for net, kind in ((MinkUNet, ModelArgs), (VoxelTransformer, voxel_transformer.ModelArgs)):
+        given = {"in_channels": 4, "num_classes": 3, "channels": (16, 32), **sizes}
+        with pytest.raises(ShapeError, match="1 to 65536 channels, 1 to 1024 blocks"):
+            net(kind(**given))
+        with pytest.raises(CheckpointError, match="1 to 65536 channels"):
+            kind.from_dict(given)
 
 
 def test_sizes_of_networks_may_be_numbers_of_numpy():

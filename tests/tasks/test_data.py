@@ -149,3 +149,54 @@ def test_half_size_of_any_span(span):
         assert 0.4 < len(cells) / 500 < 0.6
     with pytest.raises(PointCloudError, match="float64"):
         data.half_size(np.array([[1e308, 0, 0], [-1e308, 0, 0]]))
+
+
+def test_half_size_counts_different_points_and_bears_one_far_off():
+    points = np.random.default_rng(0).random((2000, 3)) * (20, 20, 1)
+    size = data.half_size(points)
+    assert 0.5 < size < 2
+    assert data.half_size(np.repeat(points, 3, axis=0)) == size
+    for far in (1e6, 1e12, 1e17):
+        assert data.half_size(np.concatenate([points, [[far, 0, 0]]])) == pytest.approx(size, rel=0.05)
+    for same in (points[:1], np.repeat(points[:1], 9, axis=0)):
+        with pytest.raises(PointCloudError, match="a.pcd' has all its points at one place"):
+            data.half_size(same, "'a.pcd'")
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**40, 2.0**70])
+def test_cells_of_any_size_are_counted(scale):
+    cells = np.random.default_rng(0).integers(0, 6, (300, 3)) * scale
+    assert data._count_cells(cells) == len(np.unique(cells, axis=0))
+
+
+def test_the_label_that_segment_wrote_comes_first():
+    fields = {"classification": np.array([1, 1]), "label": np.array([3, 4])}
+    for kind, wanted in (("ply", [3, 4]), ("npz", [3, 4]), ("las", [1, 1]), ("laz", [1, 1])):
+        cloud = PointCloud(np.zeros((2, 3)), fields, path="a", format=kind)
+        assert task.labels_of(cloud).tolist() == wanted
+
+
+@pytest.mark.parametrize("n", [2, 3, 10, 101])
+@pytest.mark.parametrize("val_split", [1e-18, 0.2, 0.5, 0.99])
+def test_points_at_one_place_are_split_by_rank(n, val_split):
+    points = np.column_stack([np.ones((n, 2)), np.arange(n)])
+    cloud = PointCloud(points, {"label": np.arange(n) % 2})
+    train, held = task.split(cloud, task.Settings(1.0, [0, 1]), val_split)
+    assert len(train) and len(held) and len(train) + len(held) == n
+    assert abs(len(held) - val_split * n) <= 1
+    np.testing.assert_array_equal(np.concatenate([train.points, held.points]), points)
+    one = PointCloud(points[:1], {"label": np.zeros(1, int)})
+    assert [len(p) for p in task.split(one, task.Settings(1.0, [0, 1]), val_split)] == [1, 0]
+
+
+def test_empty_clouds_and_clouds_without_position_are_refused_by_name():
+    cloud = floor_and_posts(n=600)
+    empty = PointCloud(np.empty((0, 3)), {}, path="empty.npz")
+    for clouds in ([cloud, empty], [empty]):
+        with pytest.raises(PointCloudError, match="'empty.npz' has no points"):
+            task.choose_settings(clouds)
+    with pytest.raises(PointCloudError, match="'empty.npz' has no field 'intensity'"):
+        task.inputs_of(empty, task.choose_settings([cloud], 0.3))
+    lost = PointCloud(np.full((len(cloud), 3), np.nan), cloud.fields, path="lost.pcd")
+    with pytest.raises(PointCloudError, match="'lost.pcd' has no finite point"):
+        task.choose_settings([lost])

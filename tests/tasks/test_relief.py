@@ -66,3 +66,10 @@ def test_scales():
     assert scales_of([columns[:1], columns[1:]]) == [2, 1, 4]
     squeezed = squashed(columns, [2, 1, 4])
     assert squeezed.dtype == np.float32 and squeezed[0, 2] == squeezed[1, 2] and squeezed[1, 0] < 0
+
+
+def test_a_far_point_does_not_change_the_others():
+    points = np.random.default_rng(0).uniform(0, 20, (800, 3)) * (1, 1, 0.1)
+    points[0] = 0  # the corner of the cells, from which the far point is a whole number of them off
+    far = np.concatenate([points, [[-0.5 * 96 * 2**17, -0.5 * 96 * 2**17, -2.0**20]]])
+    np.testing.assert_allclose(relief(far, 0.5)[:-1], relief(points, 0.5), rtol=1e-6, atol=1e-7)

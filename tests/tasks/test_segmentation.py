@@ -47,7 +47,7 @@ def test_settings():
 def test_clouds_that_cannot_be_trained_on():
     cloud = floor_and_posts()
     bare = PointCloud(cloud.points, {"intensity": cloud.fields["intensity"]}, path="bare.las")
-    with pytest.raises(PointCloudError, match="bare.las.*classification or label"):
+    with pytest.raises(PointCloudError, match="bare.las.*label or classification"):
         task.choose_settings([bare])
     one = PointCloud(cloud.points, {"classification": np.zeros(len(cloud), np.uint8)}, path="one.las")
     with pytest.raises(PointCloudError, match="nothing to tell apart"):
@@ -173,3 +173,48 @@ def test_a_malformed_config_is_a_checkpoint_error(place, value, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError):
         task.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("channels", [10**13, 8]), ("channels", [2**16 + 1]), ("channels", [10**30]), ("blocks", 10**13),
+        ("stem_kernel", 2**21), ("in_channels", 10**13), ("num_classes", 10**30),
+    ],
+)  # fmt: skip
+def test_sizes_in_a_config_beyond_any_network(place, value, tmp_path):
+    settings = task.choose_settings([floor_and_posts(n=600)], 0.3)
+    task.save(task.new_model(settings, (4, 8), 1), settings, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["model"][place] = value
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="1 to 65536 channels, 1 to 1024 blocks"):
+        task.load(tmp_path)
+
+
+def test_weights_that_cannot_be_read(tmp_path):
+    settings = task.choose_settings([floor_and_posts(n=600)], 0.3)
+    task.save(task.new_model(settings, (4, 8), 1), settings, tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = path.read_bytes()
+    for content in (b"", b"no weights at all", weights[: len(weights) // 2]):
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match="cannot read .*model.safetensors': .") as caught:
+            task.load(tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_give_no_number_label_nothing(bad):
+    cloud = floor_and_posts(n=600)
+    settings = task.choose_settings([cloud], 0.3)
+    model = task.new_model(settings, (4, 8), 1)
+    model.head.bias = mx.full(model.head.bias.shape, bad)
+    with pytest.raises(MLXSparseError, match="no finite values; train again with a lower learning rate"):
+        task.predict(model, settings, cloud.points, task.inputs_of(cloud, settings))
+
+
+def test_a_network_larger_than_memory_is_refused():
+    settings = task.choose_settings([floor_and_posts(n=600)], 0.3)
+    with pytest.raises(MLXSparseError, match="does not fit in this machine's .* fewer channels"):
+        task.new_model(settings, (2**16, 2**16), 1024)

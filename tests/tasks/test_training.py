@@ -180,3 +180,19 @@ def test_checkpoints_that_hold_something_else(job, tmp_path):
     resume({name: a for name, a in arrays.items() if name != "optimizer.step"})
     for epoch in ("x", 1.0, 2, None):
         resume(arrays, epoch=epoch)
+
+
+def test_weights_that_are_nan_after_the_last_step_are_not_kept(job, tmp_path, monkeypatch):
+    settings, parts = job
+
+    def broken(model, *_):
+        def update(gradients):
+            model.head.bias = mx.full(model.head.bias.shape, float("nan"))
+
+        return update
+
+    monkeypatch.setattr(training, "_updater", broken)
+    path = tmp_path / "c.safetensors"
+    with pytest.raises(MLXSparseError, match="a weight became nan at step 1; lower the learning rate"):
+        task.train(fresh(settings), settings, parts[:1], task.Plan(1), checkpoint=path)
+    assert not path.exists()
