@@ -25,7 +25,7 @@ from .backend.status import clear, combined, is_clear, raise_for_sent, watching
 from .coords import CoordinateMapKey
 from .coords.geometry import Triple, triple
 from .errors import CoordinateRangeError, DTypeError, MLXSparseError, ShapeError, TracedOnHostError
-from .tensor import SparseTensor
+from .tensor import SparseTensor, sequence_like
 
 Tree = Any
 Bounds: TypeAlias = "tuple[Triple, Triple]"
@@ -220,8 +220,7 @@ def _map(tree: Tree, act: Callable[[SparseTensor], Any]) -> Tree:
     if isinstance(tree, dict):
         return {name: _map(value, act) for name, value in tree.items()}
     if isinstance(tree, (list, tuple)):
-        values = [_map(value, act) for value in tree]
-        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+        return sequence_like(tree, [_map(value, act) for value in tree])
     return tree
 
 

@@ -376,3 +376,8 @@ class SparseTensor(tuple):
 def _unpickled(key: CoordinateMapKey, leaves: list[Any]) -> SparseTensor:
     """leaves: all but the coordinates; tensors that shared a key share the new one."""
     return SparseTensor._make((key.coords, *leaves), key, key.manager)
+
+
+def sequence_like(value: Any, items: list[Any]) -> Any:
+    """`items` as a list, tuple or named tuple, whichever `value` is."""
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

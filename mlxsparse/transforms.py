@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten
 from .backend import pace
 from .coords import CoordinateMapKey
 from .errors import TransformError
-from .tensor import SparseTensor
+from .tensor import SparseTensor, sequence_like
 
 
 def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,6 +102,5 @@ def _restore(tree: Any, keys: Any) -> Any:
     if isinstance(tree, dict):
         return {name: _restore(value, keys) for name, value in tree.items()}
     if isinstance(tree, (list, tuple)):
-        values = [_restore(value, keys) for value in tree]
-        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+        return sequence_like(tree, [_restore(value, keys) for value in tree])
     return tree

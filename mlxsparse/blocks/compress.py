@@ -21,7 +21,7 @@ from mlx.nn import Module
 from ..backend.host import view as host_view
 from ..errors import CouplingError, MLXSparseError
 from ..nn.conv import NormalizedConv3d, _Conv
-from ..tensor import SparseTensor
+from ..tensor import SparseTensor, sequence_like
 from .flow import example, trace
 from .masking import SUFFIX, effective, mask_names, remove_masks
 from .pack import Packing, packed, packing_of
@@ -247,8 +247,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     if isinstance(value, dict):
         return {name: _copied(child, memo) for name, child in value.items()}
     if isinstance(value, (list, tuple)) and not isinstance(value, SparseTensor):
-        made = [_copied(child, memo) for child in value]
-        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+        return sequence_like(value, [_copied(child, memo) for child in value])
     return mx.array(value) if isinstance(value, mx.array) else value
 
 

@@ -24,7 +24,7 @@ from ..backend.host import view as host_view
 from ..coords import CoordinateMapKey
 from ..errors import CouplingError, MLXSparseError
 from ..nn.conv import NormalizedConv3d, _Conv
-from ..tensor import SparseTensor, require_same_key
+from ..tensor import SparseTensor, require_same_key, sequence_like
 
 PER_CHANNEL = (nn.BatchNorm, nn.InstanceNorm)  # parameters a channel, channels apart
 MIXING = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.GLU, nn.Softmax, nn.LogSoftmax, nn.Softmin)
@@ -234,7 +234,7 @@ def _shadow(value: Any, path: str, flow: Flow, memo: dict[int, Any]) -> Any:
         return {name: _shadow(child, f"{path}.{name}", flow, memo) for name, child in value.items()}
     if isinstance(value, (list, tuple)) and not isinstance(value, SparseTensor):
         made = [_shadow(child, f"{path}.{i}", flow, memo) for i, child in enumerate(value)]
-        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+        return sequence_like(value, made)
     return value
 
 

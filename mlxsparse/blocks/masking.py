@@ -16,10 +16,8 @@ import numpy as np
 from mlx.nn import Module
 
 from ..backend.host import view as host_view
-from ..nn.untrained import may_train, never_train
+from ..nn.untrained import SUFFIX, effective, may_train, never_train
 from .param import ParamRef
-
-SUFFIX = "_keep"
 
 
 class _Masked:
@@ -28,8 +26,8 @@ class _Masked:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         held = {name: self[name] for name in mask_names(self)}
         try:
-            for name, value in held.items():
-                self[name] = mx.where(self[name + SUFFIX], value, mx.zeros((), value.dtype))
+            for name in held:
+                self[name] = effective(self, name)
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         finally:
             for name, value in held.items():
@@ -108,11 +106,3 @@ def remove_masks(module: Module) -> None:
     if isinstance(module, _Masked):
         module.__class__ = type(module).__bases__[1]
         module.__dict__.pop("_choices", None)
-
-
-def effective(module: Module, name: str) -> mx.array:
-    """The parameter as the forward uses it."""
-    value: mx.array = module[name]
-    if name in mask_names(module):
-        return mx.where(module[name + SUFFIX], value, mx.zeros((), value.dtype))
-    return value

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MLXSparseError, PointCloudError
-from ..io.cloud import EXTENSIONS, atomic_write
+from ..io.cloud import EXTENSIONS, atomic_write, check_target
 from ..tasks.training import CHECKPOINT
 
 
@@ -108,8 +108,7 @@ def check_output_file(path: str) -> None:
     target = Path(path)
     if target.is_dir():
         raise PointCloudError(f"the output {path!r} is a directory; name a file")
-    if target.exists() and not target.is_file():
-        raise PointCloudError(f"the output {path!r} is a device or a pipe; name a file")
+    check_target(path)
     if not target.parent.is_dir():
         raise PointCloudError(f"the output {path!r} lies in a directory that does not exist")
     if not os.access(target.parent, os.W_OK):

@@ -133,7 +133,7 @@ class MinkUNet(Module):
 
     def __call__(self, x: SparseTensor, capacity: Sequence[int | None] | None = None) -> SparseTensor:
         rows = [None] * len(self.down) if capacity is None else levels_of(capacity)
-        if len(rows) != len(self.down) or isinstance(capacity, str):
+        if len(rows) != len(self.down):
             raise ShapeError(f"capacity must have {len(self.down)} values, one a level, got {capacity}")
         x = self.stem(x)
         skips = []

@@ -11,14 +11,13 @@ import mlx.nn
 from mlx.nn import Identity, Module
 
 from ..errors import MLXSparseError, ShapeError
-from ..tensor import SparseTensor
+from ..tensor import SparseTensor, sequence_like
 from .conv import NormalizedConv3d, _Conv
 from .layers import Linear, Sequential
 from .norm import BatchNorm
-from .untrained import may_train
+from .untrained import SUFFIX, effective, may_train
 
 _OURS = __name__.partition(".")[0] + "."
-_KEEP = "_keep"  # after a parameter's name: its mask (blocks/masking.py)
 
 
 def fold_batch_norm(conv: Module, norm: BatchNorm) -> Module:
@@ -33,7 +32,7 @@ def fold_batch_norm(conv: Module, norm: BatchNorm) -> Module:
             f"fold_batch_norm takes a convolution or Linear layer and a BatchNorm with running statistics, "
             f"got {type(conv).__name__} and {type(norm).__name__}"
         )
-    weight = _used(conv, "weight")
+    weight = effective(conv, "weight")
     if weight.shape[0] != norm.num_features:
         raise ShapeError(
             f"the layer makes {weight.shape[0]} channels, the BatchNorm takes {norm.num_features}"
@@ -41,14 +40,14 @@ def fold_batch_norm(conv: Module, norm: BatchNorm) -> Module:
     scale = mx.rsqrt(norm.running_var.astype(mx.float32) + norm.eps)
     shift = -norm.running_mean * scale
     if "weight" in norm:
-        gain = _used(norm, "weight")
-        scale, shift = scale * gain, shift * gain + _used(norm, "bias")
+        gain = effective(norm, "weight")
+        scale, shift = scale * gain, shift * gain + effective(norm, "bias")
     if "bias" in conv:
-        shift = _used(conv, "bias") * scale + shift
+        shift = effective(conv, "bias") * scale + shift
     folded = _copy(conv)
-    if "bias" + _KEEP in conv:  # what was pruned has a shift now
-        del folded["bias" + _KEEP]
-        may_train(folded, "bias" + _KEEP)
+    if "bias" + SUFFIX in conv:  # what was pruned has a shift now
+        del folded["bias" + SUFFIX]
+        may_train(folded, "bias" + SUFFIX)
     folded["weight"] = (weight * scale.reshape(-1, *[1] * (weight.ndim - 1))).astype(weight.dtype)
     folded["bias"] = shift.astype(weight.dtype)
     return folded
@@ -93,16 +92,8 @@ def _fold(value: Any, pairs: tuple[tuple[str, str], ...]) -> Any:
     if isinstance(value, dict):
         return {name: _fold(child, pairs) for name, child in value.items()}
     if isinstance(value, (list, tuple)) and not isinstance(value, SparseTensor):
-        made = [_fold(child, pairs) for child in value]
-        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+        return sequence_like(value, [_fold(child, pairs) for child in value])
     return value
-
-
-def _used(module: Module, name: str) -> mx.array:
-    """A parameter as the forward uses it: pruned elements, those that its mask leaves out, are 0."""
-    value: mx.array = module[name]
-    keep = module.get(name + _KEEP)
-    return value if keep is None else mx.where(keep, value, mx.zeros((), value.dtype))
 
 
 def _copy(module: Module) -> Module:

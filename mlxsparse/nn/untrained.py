@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import mlx.core as mx
 from mlx.nn import Module
+
+SUFFIX = "_keep"  # after a parameter's name: its mask (blocks/masking.py)
 
 
 class Untrained(set[str]):
@@ -41,3 +44,10 @@ def may_train(module: Module, *names: str) -> None:
 
 def _always(module: Module) -> frozenset[str]:
     return module._no_grad.always if isinstance(module._no_grad, Untrained) else frozenset()
+
+
+def effective(module: Module, name: str) -> mx.array:
+    """The parameter as the forward uses it: what its mask leaves out is 0."""
+    value: mx.array = module[name]
+    keep = module.get(name + SUFFIX)
+    return value if keep is None else mx.where(keep, value, mx.zeros((), value.dtype))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 
 import mlx.core as mx
 import numpy as np
@@ -14,15 +13,10 @@ import mlxsparse as ms
 from mlxsparse.backend import mail
 
 HAS_GPU = mx.metal.is_available() or mx.cuda.is_available()
-pytestmark = pytest.mark.skipif(not HAS_GPU, reason="needs a GPU: it writes what is read")
-
-
-@pytest.fixture(autouse=True)
-def gpu() -> Iterator[None]:
-    before = mx.default_device()
-    mx.set_default_device(mx.gpu)
-    yield
-    mx.set_default_device(before)
+pytestmark = [
+    pytest.mark.skipif(not HAS_GPU, reason="needs a GPU: it writes what is read"),
+    pytest.mark.usefixtures("on_the_gpu"),
+]
 
 
 def work(times: int) -> mx.array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -13,17 +13,12 @@ import mlxsparse as ms
 from mlxsparse.backend import pace
 
 HAS_GPU = mx.metal.is_available() or mx.cuda.is_available()
-pytestmark = pytest.mark.skipif(not HAS_GPU, reason="needs a GPU: its memory is what is measured")
+pytestmark = [
+    pytest.mark.skipif(not HAS_GPU, reason="needs a GPU: its memory is what is measured"),
+    pytest.mark.usefixtures("on_the_gpu"),
+]
 
 ROWS, CHANNELS = 40_000, 32
-
-
-@pytest.fixture(autouse=True)
-def on_the_gpu() -> Iterator[None]:
-    before = mx.default_device()
-    mx.set_default_device(mx.gpu)
-    yield
-    mx.set_default_device(before)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
