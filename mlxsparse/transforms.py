@@ -68,8 +68,10 @@ def staged(step: Callable[..., Any]) -> Callable[..., Any]:
     Put it around the gradient alone: a step that evaluates something itself (a loop over parts of a batch)
     holds a result for each stage until it returns. What operators of mlxsparse give is computed even if the
     loss does not read it. On the CPU device, inside `mlxsparse.compile`, which has stages of its own, and
-    inside of other transformations it changes nothing.
+    inside of other transformations it changes nothing. TransformError for what is no function.
     """
+    if not callable(step):
+        raise TransformError(f"staged takes a function that gives gradients, got {type(step).__name__}")
 
     @wraps(step)
     def run(*args: Any, **kwargs: Any) -> Any:

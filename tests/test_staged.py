@@ -140,3 +140,8 @@ def test_stages_of_a_compiled_function_inside_of_a_gradient(monkeypatch):
     monkeypatch.setattr(pace, "begin", lambda mark: begun.append(begin(mark)) or begun[-1])
     assert (step(x) == 8).all()
     assert begun.count(False) == 1 and begun.count(True) == 6  # three results, three cotangents
+
+
+def test_gradients_in_place_of_their_function_are_refused():
+    with pytest.raises(ms.errors.TransformError, match="a function that gives gradients, got array"):
+        ms.staged(mx.grad(lambda w: (w * w).sum())(mx.ones((2,))))
