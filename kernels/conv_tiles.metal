@@ -3,8 +3,8 @@
 // in: x[N, RED] T, weight[OUT, K, RED] T, bias[OUT] float32, nbr[K * P], rows[P], masks[P / 32, words of 32 taps] (tap_tiles), turns[P / 256],
 //     line[2, OUT] float32 (norm_line), add[M, OUT] T, mix[OUT, WIDE] T,
 //     mean[OUT], var[OUT], gain[OUT], offset[OUT] T
-//     dims = {N, M, P, K, RED, OUT, has bias, active, plain, G, S (of tap_tiles), relu, has add, WIDE, own, eps (its bits), has turns};
-//     RED and WIDE are multiples of 16 bytes; own: scale and shift are made from mean, var, gain and offset
+//     dims = {N, M, P, K, RED, OUT, has bias, active, plain, G, S (of tap_tiles), relu, has add, WIDE, own, eps (its bits), has turns, packed};
+//     packed: nbr is as in packed.h, G 32, S 256, K at most 32; RED and WIDE are multiples of 16 bytes; own: scale and shift are made from mean, var, gain and offset
 //     plain: as if x were not aligned to 16 bytes; FINISH: what a norm of fixed statistics makes of it: y * scale + shift,
 //     plus `add`, and 0 where that is less, of y as it would be without (norm_fixed). 2: what is added is the product of
 //     add[M, WIDE] and mix, rounded to T; it lies in y until then
@@ -54,7 +54,9 @@ for (int w = words - 1; w >= 0; w--) {
   blocks += int(popcount(left));
 }
 // Row numbers of this thread's first place; AR divides 32 or is a multiple of it.
-const device int* taps = nbr + size_t(place0 / 32 + ar / 32) * size_t(group) + size_t(ar % 32);
+uint kept = dims[17] != 0 ? packed_taps(nbr, place0 / 256) : 4294967295u; // taps that the map has here
+size_t start = dims[17] != 0 ? packed_at(nbr, place0 / 256, 0u, 0) + size_t(place0 % 256) : size_t(place0 / 32) * size_t(group);
+const device int* taps = nbr + start + size_t(ar / 32) * size_t(group) + size_t(ar % 32);
 bool fast = dims[8] == 0 && tile_aligned(x) && tile_aligned(weight); // else plain sums at the end, slow and right
 if (FINISH == 2) fast = fast && tile_aligned(add) && tile_aligned(mix);
 conv_norm<T> norm = {line, mean, var, gain, offset, OUT, dims[14] != 0, as_type<float>(dims[15])};
@@ -114,9 +116,10 @@ for (int pass = FINISH == 2 ? 0 : 1; pass < 2; pass++) { // the first: what is a
         TILE_UNROLL
         for (int g = 0; g < BM / 32; g++) left |= mask[g * words + word];
       }
-      ntap = word * 32 + int(popcount((left & (0u - left)) - 1u));
+      uint below = (left & (0u - left)) - 1u;
+      ntap = word * 32 + int(popcount(below));
       left &= left - 1u;
-      const device int* from = taps + size_t(ntap) * size_t(next_tap);
+      const device int* from = taps + size_t(word * 32 + int(popcount(below & kept))) * size_t(next_tap);
       TILE_UNROLL
       for (int i = 0; i < AN; i++) nxt[i] = from[i * AR / 32 * group + i * AR % 32];
     }
@@ -253,7 +256,9 @@ if (!fast) {
       TILE_ROLLED
       for (int t = 0; t < K; t++) {
         if ((masks[size_t(place / 32) * size_t(words) + size_t(t / 32)] >> uint(t % 32) & 1u) == 0u) continue;
-        int j = nbr[size_t(place / 32) * size_t(group) + size_t(t) * size_t(next_tap) + size_t(place % 32)];
+        size_t at = dims[17] != 0 ? packed_at(nbr, place / 256, kept, t) + size_t(place % 256)
+                                  : size_t(place / 32) * size_t(group) + size_t(t) * size_t(next_tap) + size_t(place % 32);
+        int j = nbr[at];
         if (j >= 0 && j < rows_in)
           TILE_ROLLED
           for (int r = 0; r < RED; r++)

@@ -2,8 +2,8 @@
 // Only pieces of BK places in which a row has the tap are computed. Taps of one run start together: what one of them reads is
 // in the cache for the others.
 // in: ct[M, OUT] T, x[N, RED] T, nbr[K * P], rows[P], masks[P / 32, words of 32 taps] (tap_tiles)
-//     dims = {N, M, P, K, RED, OUT, places of a run (a multiple of BK), tiles along RED, plain, G, S (of tap_tiles), runs}
-//     RED and OUT are multiples of 16 bytes; plain: as if x were not aligned to 16 bytes
+//     dims = {N, M, P, K, RED, OUT, places of a run (a multiple of BK), tiles along RED, plain, G, S (of tap_tiles), runs, packed}
+//     packed: nbr is as in packed.h, G 32, K at most 32, BK divides 256; RED and OUT are multiples of 16 bytes; plain: as if x were not aligned to 16 bytes
 // out: parts[runs, OUT, K, RED] float32.   grid (32 WM WN * K, runs, tiles along OUT * tiles along RED)
 // template: T; BM x BN: tile of OUT x RED; BK, WM, WN, STAGES, FOURS as in conv_tiles; EXACT (tile.h)
 constexpr int NT = 32 * WM * WN;
@@ -37,9 +37,8 @@ int ar = tid / AC, ac = m0 + tid % AC * VEC;
 int br = tid / BC, bc = n0 + tid % BC * VEC;
 bool fast = dims[8] == 0 && tile_aligned(ct) && tile_aligned(x); // else plain sums at the end, slow and right
 int first = run * dims[6], last = min(places, first + dims[6]);
-const device int* pairs = nbr + size_t(tap) * size_t(dims[10]);
+const device int* pairs = nbr + (dims[12] != 0 ? 0 : size_t(tap) * size_t(dims[10]));
 int stride = dims[9];
-size_t group = size_t(stride);
 conv_sums<T, BM / WM, BN / WN, EXACT, FOURS> acc;
 acc.clear(thread_index_in_simdgroup);
 tile_copy<T, AN> ca;
@@ -48,6 +47,7 @@ constexpr bool SAME = AC == BC; // a thread copies the same places of ct and x
 int oa[AN], ja[AN], ob[BP], jb[BP]; // pairs copied next, rows of ct and x, as read: nothing waits for them yet
 int base = first - 32 * BK; // pieces in sight: 32 from here on, one bit each
 uint left = 0u;
+int start = 0; // where this lane's piece in sight has its pairs, in groups of 32
 int pending = -STAGES;  // steps until the first product
 bool ready = false;     // they hold a piece
 int open = 0;           // pieces copied and not yet multiplied
@@ -63,6 +63,8 @@ for (; going; pending++) {
     for (int g = 0; g < BK / 32; g++)
       if (at + 32 * g < last) any |= masks[size_t(at / 32 + g) * size_t(words) + size_t(tap / 32)];
     left = uint(ulong(simd_ballot((any >> uint(tap % 32) & 1u) != 0u)));
+    start = at / 32 * (stride / 32);
+    if (dims[12] != 0 && at < last) start = int(packed_at(nbr, at / 256, packed_taps(nbr, at / 256), tap) / 32) + at % 256 / 32;
   }
   bool copying = ready;
   if (pending >= 0) {
@@ -91,9 +93,9 @@ for (; going; pending++) {
   if (pending > -STAGES) tile_commit();
   ready = left != 0u;
   if (ready) {
-    int at = base + int(popcount((left & (0u - left)) - 1u)) * BK;
+    int piece = int(popcount((left & (0u - left)) - 1u)), at = base + piece * BK;
     left &= left - 1u;
-    const device int* from = pairs + size_t(at / 32) * group;
+    const device int* from = pairs + 32 * size_t(simd_shuffle(start, ushort(piece)));
     TILE_UNROLL
     for (int i = 0; i < AN; i++) {
       int place = at + ar + i * AR;
@@ -141,9 +143,12 @@ if (!fast) {
       float sum = 0.0f;
       TILE_ROLLED
       for (int place = first; place < last; place++) {
-        int j = pairs[size_t(place / 32) * group + size_t(place % 32)], o = rows[place];
         bool own = (masks[size_t(place / 32) * size_t(words) + size_t(tap / 32)] >> uint(tap % 32) & 1u) != 0u;
-        if (own && j >= 0 && j < rows_in && o >= 0 && o < rows_out)
+        if (!own) continue;
+        size_t at = dims[12] != 0 ? packed_at(nbr, place / 256, packed_taps(nbr, place / 256), tap) + size_t(place % 256)
+                                  : size_t(place / 32) * size_t(stride) + size_t(place % 32);
+        int j = pairs[at], o = rows[place];
+        if (j >= 0 && j < rows_in && o >= 0 && o < rows_out)
           sum += float(ct[size_t(o) * size_t(OUT) + size_t(m)]) * float(x[size_t(j) * size_t(RED) + size_t(n)]);
       }
       parts[((size_t(run) * size_t(OUT) + size_t(m)) * size_t(K) + size_t(tap)) * size_t(RED) + size_t(n)] = sum;

@@ -26,7 +26,7 @@ _BITS = {"bits": _U, "before": _I, "ends": _I}
 _TILES = {"tiled": _I, "rows": _I, "masks": _U}
 _TILE = ("unroll.h", "tile.h")
 _BLOCK, _ATTEND = (*_TILE, "stage.h"), (*_TILE, "stage.h", "attend.h", "block_scores.h")
-_CONV = (*_BLOCK, "group.h", "conv_sums.h")
+_CONV = (*_BLOCK, "group.h", "conv_sums.h", "packed.h")
 _QKV = {"q": _T, "k": _T, "v": _T, "marks": _F, "scale": _F, "bias": _F}
 _QKV |= {"q_ids": _I, "k_ids": _I, "ptr": _I, "other": _I}
 _SEGMENTS = (*_ATTEND, "segment.h")
@@ -154,6 +154,8 @@ KERNELS: dict[str, Kernel] = {
     "sum_parts": Kernel({"parts": _F}, {"y": _T}, (), ("T",)),
     "tap_keys": Kernel({"nbr": _I, "bit": _I}, {"keys": _U}, ("tap_key.h",)),
     "tap_tiles": Kernel({"nbr": _I, "order": _I}, _TILES),
+    "tile_pack": Kernel({"nbr": _I, "heads": _I}, {"packed": _I}),
+    "tile_starts": Kernel({"masks": _U}, {"heads": _I, "total": _I}),
     "tile_turns": Kernel({"masks": _U}, {"turns": _I}),
     "turn_weight": Kernel({"w": _T}, {"back": _T}, (), ("T",)),
     "window_map": Kernel({"coords": _I, "order": _I, "places": _I}, {"nbr": _I, "back": _I}),

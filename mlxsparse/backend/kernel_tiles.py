@@ -179,7 +179,8 @@ def _prepared(
     relu, added, mixed, eps = finish or (False, False, 0, None)
     wide = blocks(mixed, 16 // dtype.size) * (16 // dtype.size)
     _check_reach("what is added", layout.size, wide, dtype.size)
-    more = int(relu), int(added), wide, int(eps is not None), bits(eps or 0.0), int(layout.turned)
+    own = int(eps is not None), bits(eps or 0.0)
+    more = int(relu), int(added), wide, *own, int(layout.turned), int(layout.packed)
     whole = ready(
         "conv_tiles",
         (n, layout.size, layout.places, taps, red, outs, int(biased), rows, int(plain), *layout.steps, *more),
@@ -272,7 +273,7 @@ def weight_product(
     _check_reach("x", n, red, dtype.size)
     _check_reach("ct", m, outs, dtype.size)
     tile = grad_tile_for(dtype, outs, red)
-    sizes = (n, m, tiles.places, taps, red, outs, tiles.used, int(plain), *tiles.steps)
+    sizes = (n, m, tiles.places, taps, red, outs, tiles.used, int(plain), int(tiles.kept > 0), *tiles.steps)
     whole = (outs, red) == (co, ci)
     last = shape if whole else (outs, taps, red)
     parts, total = _grad_calls(factory(), dtype, tile, fp32_mode(dtype), sizes, last)
@@ -287,7 +288,7 @@ def _grad_calls(
     make: Factory, dtype: mx.Dtype, tile: Tile, exact: int, sizes: tuple[int, ...], last: tuple[int, ...]
 ) -> tuple[Launch, Launch]:
     """Sums of runs of places, of ct, x and the tiles; and their sum, of shape `last`."""
-    n, size, places, taps, red, outs, used, plain, *steps = sizes
+    n, size, places, taps, red, outs, used, plain, packed, *steps = sizes
     along = blocks(red, tile.BN)
     pieces = blocks(outs, tile.BM) * along
     each = max(1, taps * pieces)
@@ -299,7 +300,7 @@ def _grad_calls(
     del shape["KEEP"]  # both sides stream
     parts = ready(
         "conv_tiles_grad",
-        [n, size, places, taps, red, outs, run, along, plain, *steps, runs],
+        [n, size, places, taps, red, outs, run, along, plain, *steps, runs, packed],
         [(runs, outs, taps, red)],
         (taps, runs, pieces),
         tile.threads,

@@ -123,6 +123,10 @@ class Box:
         """Whether what has this ticket arrives within PATIENCE."""
         return self._becomes(ticket.number % SLOTS * WORDS, ticket.number)
 
+    def shows(self, ticket: Ticket) -> bool:
+        """Whether what has this ticket is there, or has been."""
+        return self.memory[ticket.number % SLOTS * WORDS] == ticket.number or self._is_old(ticket)
+
     def _becomes(self, at: int, value: int) -> bool:
         memory, until = self.memory, time.perf_counter() + PATIENCE
         while memory[at] != value:
@@ -157,6 +161,11 @@ class Sent:
 
     def __init__(self, arrays: Sequence[mx.array], box: Box | None = None, ticket: Ticket | None = None):
         self._arrays, self._box, self._ticket = arrays, box, ticket  # no box: they are read as MLX does it
+
+    @property
+    def arrived(self) -> bool | None:
+        """Whether they are here; None: nothing tells but to wait."""
+        return None if self._box is None or self._ticket is None else self._box.shows(self._ticket)
 
     def read(self) -> list[list[int]]:
         """Their values, of each array in row-major order.

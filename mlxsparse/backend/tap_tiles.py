@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import CapacityError
 from .digit_order import CHUNK, places_by_key
-from .library import MAX_THREADS, blocks, check_array, filled, launch, sequence
+from .library import MAX_THREADS, SMALL, blocks, check_array, filled, launch, sequence
 from .tap_tree import LEAF, TREE, nodes
 
 PLACES = 256  # a multiple of every tile's rows
@@ -37,12 +37,13 @@ class Layout(NamedTuple):
     places: int
     steps: tuple[int, int]
     turned: bool
+    packed: bool
 
 
 class TapTiles(NamedTuple):
     """One side of a kernel map, its rows ordered by the taps that they have."""
 
-    nbr: mx.array  # (P / 32, T, 32) int32 row read through each tap, -1 none; see `alone`
+    nbr: mx.array  # (P / 32, T, 32) int32 row read through each tap, -1 none; see `alone` and `kept`
     rows: mx.array  # (P,) int32 row of each place, -1 past the last
     masks: mx.array  # (P / 32, ceil(T / 32)) uint32 taps of 32 places
     sources: int  # rows on the other side
@@ -50,6 +51,7 @@ class TapTiles(NamedTuple):
     active: int  # of these, the first that can have pairs
     alone: int = 0  # T, where each PLACES places have one tap and nbr, (P / 32, 1, 32), is of that
     turns: mx.array | None = None  # (P / PLACES,) int32 which PLACES are computed first; None: the last
+    kept: int = 0  # T, where nbr, (numbers,), is packed: of taps that PLACES have alone (kernels/packed.h)
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -58,7 +60,7 @@ class TapTiles(NamedTuple):
 
     @property
     def taps(self) -> int:
-        return self.alone or self.nbr.shape[-2]
+        return self.alone or self.kept or self.nbr.shape[-2]
 
     @property
     def places(self) -> int:
@@ -73,11 +75,14 @@ class TapTiles(NamedTuple):
     @property
     def steps(self) -> tuple[int, int]:
         """From 32 places to the next 32, and from a tap to the next, in elements of nbr."""
+        if self.kept:
+            return 32, PLACES
         return (32, 0) if self.alone else (32 * self.taps, 32)
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.taps, self.sources, self.size, self.places, self.steps, self.turns is not None)
+        turned, packed = self.turns is not None, self.kept > 0
+        return Layout(self.taps, self.sources, self.size, self.places, self.steps, turned, packed)
 
 
 class TapOrder(NamedTuple):
@@ -190,11 +195,47 @@ def tile_turns(masks: mx.array) -> mx.array:
     return launch("tile_turns", [masks], [tiles, words], [(tiles,)], (blocks(tiles, MAX_THREADS), 1, 1))[0]
 
 
+class Starts(NamedTuple):
+    """Where what tiles keep lies once they are packed."""
+
+    heads: mx.array  # (2 P / PLACES, or more) int32: of each PLACES where theirs begin, a bit for each tap
+    total: mx.array  # (1,) int32 numbers of the packed map
+
+
+def can_pack(tiles: TapTiles) -> bool:
+    """Whether `packed` takes them, and they have enough taps to become smaller."""
+    whole = tiles.alone == tiles.kept == 0 < tiles.places
+    return whole and FEW_TAPS < tiles.taps <= 32 and (tiles.taps + 1) * tiles.places < 2**31
+
+
+def starts(tiles: TapTiles) -> Starts:
+    """What `packed` needs to know, of tiles that `can_pack`."""
+    count = tiles.places // PLACES
+    shapes = [(max(2 * count, SMALL),), (1,)]
+    return Starts(*launch("tile_starts", [tiles.masks], [count], shapes, (1, 1, 1)))
+
+
+def packed(tiles: TapTiles, found: Starts, total: int) -> TapTiles:
+    """The same tiles in less memory. total: the value of ``found.total``."""
+    dims = [tiles.places // PLACES, tiles.taps, *tiles.steps, total]
+    nbr = launch("tile_pack", [tiles.nbr, found.heads], dims, [(total,)], (dims[0], 1, 1))[0]
+    return tiles._replace(nbr=nbr, kept=tiles.taps)
+
+
+def _unpacked(tiles: TapTiles) -> mx.array:
+    """(P / 32, T, 32) of packed tiles."""
+    heads = tiles.nbr[: 2 * tiles.places // PLACES].reshape(-1, 2)
+    own = heads[:, 1:] >> mx.arange(tiles.taps, dtype=mx.int32) & 1
+    at = heads[:, :1] + PLACES * (mx.cumsum(own, axis=1) - own)
+    nbr = mx.where(own[..., None] != 0, tiles.nbr[at[..., None] + mx.arange(PLACES, dtype=mx.int32)], -1)
+    return nbr.reshape(-1, tiles.taps, PLACES // 32, 32).swapaxes(1, 2).reshape(-1, tiles.taps, 32)
+
+
 def table_of(tiles: TapTiles) -> mx.array:
     """The table that tiles were made from: (T, M) int32, -1 where there is no pair."""
     if tiles.size == 0 or tiles.taps == 0:
         return filled((tiles.taps, tiles.size), -1, mx.int32)
-    nbr = tiles.nbr
+    nbr = _unpacked(tiles) if tiles.kept else tiles.nbr
     if tiles.alone:
         own = tiles.masks >> mx.arange(tiles.taps, dtype=mx.uint32) & 1
         nbr = mx.where(own[:, :, None] != 0, nbr, -1)

@@ -19,7 +19,7 @@ class KernelMap:
     are for inspection; they are computed when asked for.
     """
 
-    __slots__ = ("__weakref__", "_selected", "calls", "kernel", "relation")
+    __slots__ = ("__weakref__", "_packing", "_selected", "calls", "kernel", "relation")
 
     def __init__(self, kernel: Kernel, relation: TapPairs | Windows | DeviceMap):
         self.kernel = kernel
@@ -27,6 +27,20 @@ class KernelMap:
         self._selected: dict[tuple[int, ...], TapPairs | DeviceMap] = {}
         # On a GPU: convolutions over these pairs, checked and ready to run (ops/conv.py).
         self.calls: dict[tuple[Any, ...], Any] = {}
+        self._packing = isinstance(relation, DeviceMap) and relation.symmetric
+
+    def again(self) -> None:
+        """Told before each convolution over these pairs: a map that many read is packed after a while.
+
+        One of two sets is read once or twice, and then the memory of both forms would be in use.
+        """
+        if self._packing and self.calls:
+            assert isinstance(self.relation, DeviceMap)
+            done = self.relation.output.pack()
+            if done is not None:
+                self._packing = False
+            if done:
+                self.calls.clear()  # which hold the tiles as they were
 
     @property
     def by_taps(self) -> TapPairs | DeviceMap:

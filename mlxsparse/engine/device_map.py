@@ -11,13 +11,15 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.library import begin, numbers
-from ..backend.tap_tiles import TapTiles, itself, table_of, tap_tiles
+from ..backend.mail import Sent, send
+from ..backend.tap_tiles import Starts, TapTiles, can_pack, itself, packed, starts, table_of, tap_tiles
 from .dense_grid import Grid
 from .neighbors import TapPairs
 
 # The transpose of a table, (rows, T), and by what tiles order its rows, where that was made with it.
 ByRow: TypeAlias = "tuple[mx.array, mx.array | None]"
 BEGUN = 1 << 18  # rows from which on a GPU is kept busy while the host goes on: starting costs as well
+PACKED = 1 << 16  # rows from which on the memory of tiles is worth three launches
 
 
 class Side:
@@ -41,6 +43,7 @@ class Side:
         self.sources = sources  # rows on the other side
         self.size = size  # of the kernel
         self.count = count  # active rows of this side: what follows them has no pair
+        self._starts: tuple[Starts, Sent] | None = None  # where packed tiles begin, on its way to the host
 
     @cached_property
     def table(self) -> mx.array:
@@ -69,6 +72,28 @@ class Side:
             begin(*tiles.arrays)
         self._make = self._by_row = self._make_tiles = None
         return tiles
+
+    def pack(self) -> bool | None:
+        """Keep the tiles in less memory. None: not yet, their size is on its way; else whether that was done.
+
+        Nothing waits: who computes with the tiles often enough asks again.
+        """
+        tiles: TapTiles | None = self.__dict__.get("tiles")
+        if tiles is None or tiles.size < PACKED or not isinstance(self.count, int) or not can_pack(tiles):
+            return False
+        if self._starts is None:
+            found = starts(tiles)
+            self._starts = found, send(found.total)
+        found, sent = self._starts
+        if sent.arrived is False:
+            return None
+        self._starts = None
+        total = 0 if sent.arrived is None else sent.read()[0][0]
+        if not 0 < total <= tiles.nbr.size * 3 // 4:
+            return False
+        self.__dict__["tiles"] = tiles = packed(tiles, found, total)
+        begin(tiles.nbr)
+        return True
 
     @property
     def nbytes(self) -> int:

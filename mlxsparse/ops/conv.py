@@ -327,6 +327,7 @@ def on_map(
     made: feats are those that an operator gave, so that they are what `origin` knows of them.
     """
     case: tuple[Any, ...] = backwards, groups, taps, conv_kernel.case(feats, w, bias)
+    found.again()
     norm = finish.take()
     if norm is not None:
         y = _with_norm(norm, found, feats, w, bias, case)

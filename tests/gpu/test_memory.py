@@ -43,6 +43,22 @@ def test_gpu_memory_of_a_staged_gradient_is_that_of_what_it_reads(monkeypatch: p
     assert staged < limit, f"{staged >> 20} MiB of {limit >> 20}, {peak(step, x.feats) >> 20} unstaged"
 
 
+def test_gpu_map_that_many_convolutions_read_is_packed() -> None:
+    sites = np.unique(np.random.default_rng(1).integers(0, 90, (80_000, 3)), axis=0)  # a tenth of a box
+    coords = np.column_stack([np.zeros(len(sites)), sites]).astype(np.int32)
+    x, w = ms.SparseTensor(coords, mx.ones((len(sites), 8)), batch_size=1), tensor()[1][:8, ..., :8]
+    step = mx.value_and_grad(lambda feats: ms.ops.subm_conv3d(x.replace(feats), w).feats.square().sum())
+    first = [np.array(ms.ops.subm_conv3d(x, w).feats), *map(np.array, step(x.feats))]
+    found = x.manager.kernel_map(x.key, x.key, ms.Kernel.submanifold(3))
+    for _ in range(3):
+        mx.eval(ms.ops.subm_conv3d(x, w).feats)
+    shares = mx.cuda.is_available()  # with a GPU of another kind the host would have to wait for the size
+    assert found.relation.output.tiles.kept == (27 if shares else 0)
+    again = [np.array(ms.ops.subm_conv3d(x, w).feats), *map(np.array, step(x.feats))]
+    for a, b in zip(again, first, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def tensor() -> tuple[ms.SparseTensor, mx.array]:
     sites = np.unique(np.random.default_rng(0).integers(0, 50, (ROWS, 3)), axis=0)
     coords = np.column_stack([np.zeros(len(sites)), sites]).astype(np.int32)

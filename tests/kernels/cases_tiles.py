@@ -9,7 +9,16 @@ import numpy as np
 
 from mlxsparse.backend import kernel_tiles as tiles
 from mlxsparse.backend.library import grouped, launch, on_cuda
-from mlxsparse.backend.tap_tiles import TapTiles, tap_tiles, tile_turns
+from mlxsparse.backend.tap_tiles import (
+    PLACES,
+    TapTiles,
+    can_pack,
+    packed,
+    starts,
+    table_of,
+    tap_tiles,
+    tile_turns,
+)
 from mlxsparse.backend.tile_shapes import Tile, chosen
 from mlxsparse.testing import oracle
 
@@ -29,6 +38,7 @@ def check(
     plain: bool = False,
     again: bool = False,
     turned: bool = False,
+    packed: bool = False,
     tile: Tile | None = None,
     grad_tile: Tile | None = None,
 ) -> None:
@@ -52,6 +62,8 @@ def check(
         forwards = forwards._replace(turns=tile_turns(forwards.masks))
     backwards = tap_tiles(integers(back), ct.shape[0], kernel)
     check_order(forwards, nbr)
+    if packed:
+        forwards, backwards = pack(forwards), pack(backwards)
     symmetric = stride == 1 and all(k % 2 for k in kernel)
 
     def results() -> list[mx.array]:
@@ -114,6 +126,38 @@ def check_order(made: TapTiles, nbr: np.ndarray) -> None:
     live = (wanted.reshape(taps, -1, 32) >= 0).any(axis=2).T
     bits = (masks[:, np.arange(taps) // 32] >> (np.arange(taps) % 32).astype(np.uint32)) & 1
     equal(bits.astype(bool), live, "taps of the tiles")
+
+
+def pack(made: TapTiles) -> TapTiles:
+    """Packed tiles, which hold the same map: of each 256 places the taps that one of them has."""
+    assert can_pack(made), "tiles that cannot be packed"
+    found = starts(made)
+    masks = np.array(made.masks).reshape(-1, PLACES // 32)
+    taps = np.bitwise_or.reduce(masks, axis=1)
+    many = np.array([int(t).bit_count() for t in taps]) * PLACES
+    begin = -(-2 * len(taps) // 32) * 32 + np.cumsum(many) - many
+    heads = np.stack([begin, taps.view(np.int32)], axis=1).reshape(-1)
+    equal(found.heads[: len(heads)], heads, "heads")
+    total = int(found.total[0])
+    assert total == begin[-1] + many[-1], f"{total} numbers, wanted {begin[-1] + many[-1]}"
+    tiles = packed(made, found, total)
+    assert (tiles.taps, tiles.places, can_pack(tiles)) == (made.taps, made.places, False)
+    equal(tiles.nbr[: len(heads)], heads, "heads of the packed map")
+    equal(tiles.nbr[len(heads) : begin[0]], np.zeros(begin[0] - len(heads)), "what fills up")
+    equal(table_of(tiles), np.array(table_of(made)), "packed map")
+    return tiles
+
+
+def packed_alone() -> None:
+    """Many and few blocks, without a tap, with one and with all; of 9 and of 32 taps."""
+    for taps, m in ((9, 1), (32, 700), (27, 256 * sized(260, 5000) - 3)):
+        nbr = np.maximum(rng(taps).integers(-90, 60, (taps, m)), -1).astype(np.int32)
+        nbr[:, m // 2 :] = -1  # whole blocks
+        nbr[5, m // 3 :] = 7
+        pack(tap_tiles(integers(nbr), 60, (taps,), sort=m != 700))
+    assert not can_pack(tap_tiles(integers(nbr[:8]), 60)), "few taps are not worth it"
+    assert not can_pack(tap_tiles(mx.full((33, 5), -1, mx.int32), 60)), "two words of taps"
+    assert not can_pack(tap_tiles(mx.full((27, 0), -1, mx.int32), 60)), "no places"
 
 
 def empty(dtype: mx.Dtype) -> None:
@@ -202,6 +246,9 @@ SHAPES = {
     "16_to_40_channels": {"ci": 16, "co": 40, "again": True, "n": sized(300, 20000)},
     "in_turns": {"ci": 16, "co": 40, "kernel": (3, 3, 1), "turned": True, "n": sized(300, 20000)},
     "in_turns_half": {"ci": 8, "co": 72, "kernel": (3, 1, 1), "turned": True, "n": sized(300, 20000)},
+    "packed": {"ci": 16, "co": 40, "packed": True, "turned": True, "n": sized(300, 20000)},
+    "packed_strided": {"ci": 24, "co": 72, "kernel": (3, 3, 1), "stride": 2, "packed": True, "n": 700},
+    "packed_unaligned": {"ci": 8, "co": 12, "plain": True, "packed": True, "n": sized(90, 2000)},
     "3_to_5_channels": {"ci": 3, "co": 5, "n": sized(90, 2000)},
     "one_site": {"ci": 4, "co": 4, "n": 1},
     "strided": {"ci": 24, "co": 72, "stride": 2, "bias": False, "n": sized(150, 5000)},
@@ -214,6 +261,7 @@ SHAPES = {
     "results_past_the_buffers": {"ci": 16, "co": 72, "kernel": (1, 1, 3), "n": sized(60, 5000)},
     "three_stages": {"ci": 32, "co": 32, "kernel": (3, 1, 1), "n": sized(60, 5000)},
     "four_together": {"ci": 40, "co": 72, "kernel": (3, 3, 1), "turned": True, "n": sized(150, 9000)},
+    "four_together_packed": {"ci": 40, "co": 72, "kernel": (3, 3, 1), "packed": True, "n": sized(600, 9000)},
     "four_together_twice": {"ci": 72, "co": 73, "again": True, "kernel": (1, 1, 3), "n": sized(60, 5000)},
     "four_together_strided": {"ci": 24, "co": 72, "stride": 2, "bias": False, "n": sized(150, 5000)},
     "uneven_gradient": {"ci": 16, "co": 40, "kernel": (1, 3, 1), "n": sized(60, 5000)},
@@ -225,17 +273,19 @@ TILES = {  # that the tables of tiles do not have for every backend
 TILES["odd_past_the_buffers"] = TILES["results_past_the_buffers"]
 TILES |= {
     "four_together": {2: together(128, 64, 4)},
+    "four_together_packed": {2: together(128, 64, 4)},
     "four_together_twice": {2: together(128, 64, 8)},
     "four_together_strided": {2: together(64, 128, 4)},
 }
 GRAD_TILES = {  # whose threads copy other places of x than of ct
     "uneven_gradient": {2: Tile(64, 32, 64, 2, 2, 2), 4: Tile(32, 16, 64, 2, 1, 2)},
     "four_together": {2: together(64, 64, 4)},
+    "four_together_packed": {2: together(64, 64, 4)},
     "four_together_twice": {2: together(128, 64, 8)},
     "four_together_strided": {2: together(128, 64, 4)},
 }
 # What differs there does not depend on the dtype.
-FLOAT32 = ("one_site", "125_taps", "one_tap", "8_to_69_channels", "odd_past_the_buffers")
+FLOAT32 = ("one_site", "packed_unaligned", "125_taps", "one_tap", "8_to_69_channels", "odd_past_the_buffers")
 
 def by_row() -> None:
     """Tiles of a map that lies row by row, of one and of more words of taps, are those of one by tap."""
@@ -250,7 +300,7 @@ def by_row() -> None:
             equal(b, np.array(a), f"{taps} taps")
 
 
-_PLAIN = turns, wild_turns, wild_order, by_row
+_PLAIN = turns, wild_turns, wild_order, by_row, packed_alone
 CASES: dict[str, Case] = {f.__name__: f for f in _PLAIN}
 for _name, _dtype in DTYPES.items():
     for _shape, _options in SHAPES.items():

@@ -1,0 +1,141 @@
+"""Maps onto itself are packed once several convolutions have read them: the same bits, less memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlxsparse as ms
+from mlxsparse.backend import device, library
+from mlxsparse.coords import KernelMap
+from mlxsparse.engine import device_map
+from tools.metalcheck import toolchain
+from tools.metalcheck.executor import Mode, metal_kernel_factory
+
+LACKING = toolchain.missing()
+pytestmark = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
+
+
+class Mail:
+    """What was sent, and whether it is there."""
+
+    def __init__(self, array: mx.array, arrived: bool | None):
+        self.array, self.arrived = array, arrived
+
+    def read(self) -> list[list[int]]:
+        assert self.arrived, "a read that waits"
+        return [np.array(self.array).tolist()]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Mail]]:
+    """All that was sent; it arrives when a test says so."""
+    found: list[Mail] = []
+
+    def send(array: mx.array) -> Mail:
+        found.append(Mail(array, False))
+        return found[-1]
+
+    monkeypatch.setattr(device_map, "send", send)
+    monkeypatch.setattr(device_map, "PACKED", 64)
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    with library.using(metal_kernel_factory(Mode(seed=1))), device.kernels_everywhere():
+        yield found
+    mx.set_default_device(before)
+
+
+def tensor(rows: int = 600, side: int = 12, channels: int = 4) -> ms.SparseTensor:
+    r = np.random.default_rng(rows)
+    sites = np.unique(np.column_stack([r.integers(0, 2, rows), r.integers(-side, side, (rows, 3))]), axis=0)
+    feats = r.standard_normal((len(sites), channels)).astype(np.float32)
+    return ms.SparseTensor(r.permutation(sites).astype(np.int32), mx.array(feats), batch_size=2)
+
+
+def weight(channels: int = 4) -> mx.array:
+    return mx.array(np.random.default_rng(1).standard_normal((channels, 3, 3, 3, channels)).astype(np.float32))
+
+
+def map_of(x: ms.SparseTensor, size: int = 3) -> KernelMap:
+    return x.manager.kernel_map(x.key, x.key, ms.Kernel.submanifold(size))
+
+
+def results(x: ms.SparseTensor, w: mx.array) -> list[np.ndarray]:
+    def both(feats: mx.array, w: mx.array) -> mx.array:
+        return ms.ops.subm_conv3d(x.replace(feats), w).feats.square().sum()
+
+    made = ms.ops.subm_conv3d(x, w).feats, *mx.grad(both, argnums=(0, 1))(x.feats, w)
+    return [np.array(a) for a in made]
+
+
+def test_a_map_is_packed_when_its_size_is_here_and_not_before(sent: list[Mail]) -> None:
+    x, w = tensor(), weight()
+    first = np.array(ms.ops.subm_conv3d(x, w).feats)
+    assert not sent, "one convolution may be all that there is"
+    whole, table = map_of(x).nbytes, np.array(map_of(x).relation.output.untiled())
+    wanted = results(x, w)
+    assert len(sent) == 1 and map_of(x).nbytes == whole
+    sent[0].arrived = True
+    for a, b in zip(results(x, w), wanted, strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(wanted[0], first)
+    assert map_of(x).relation.output.tiles.kept == 27 and 3 * map_of(x).nbytes < 2 * whole
+    assert x.manager.stats()["map_bytes"] >= map_of(x).nbytes
+    np.testing.assert_array_equal(np.array(map_of(x).relation.output.untiled()), table)
+    for a, b in zip(results(x, w), wanted, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert len(sent) == 1, "its size was asked for again"
+
+
+def test_other_operators_read_a_packed_map(sent: list[Mail]) -> None:
+    x, w = tensor(), weight()
+    wanted = np.array(ms.ops.max_pool3d(x, 3, stride=1, padding=1, out=x.key).feats)
+    few = ms.ops.Taps((3, 3, 3), (0, 13, 26))
+    some = np.array(ms.ops.subm_conv3d(tensor(), w.reshape(4, 27, 4)[:, [0, 13, 26]], taps=few).feats)
+    for _ in range(3):
+        ms.ops.subm_conv3d(x, w)
+        if sent:
+            sent[0].arrived = True
+    assert map_of(x).relation.output.tiles.kept == 27
+    y = ms.ops.max_pool3d(x, 3, stride=1, padding=1, out=x.key)
+    np.testing.assert_array_equal(np.array(y.feats), wanted)
+    got = ms.ops.subm_conv3d(x, w.reshape(4, 27, 4)[:, [0, 13, 26]], taps=few)
+    np.testing.assert_array_equal(np.array(got.feats), some)
+
+
+def test_nothing_is_packed_that_stays_as_large(sent: list[Mail]) -> None:
+    side = np.indices((9, 9, 9)).reshape(3, -1).T.astype(np.int32)  # most sites have all their neighbours
+    coords = np.column_stack([np.zeros(len(side), np.int32), side])
+    x, w = ms.SparseTensor(coords, mx.ones((len(side), 4)), batch_size=1), weight()
+    for _ in range(4):
+        ms.ops.subm_conv3d(x, w)
+        if sent:
+            sent[0].arrived = True
+    assert len(sent) == 1 and map_of(x).relation.output.tiles.kept == 0
+
+
+@pytest.mark.parametrize("case", ["few rows", "few taps", "no word of it", "two sets", "a fixed capacity"])
+def test_maps_that_stay_as_they_are(sent: list[Mail], monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    x, w, many = tensor(), weight(), 0
+    if case == "few rows":
+        monkeypatch.setattr(device_map, "PACKED", 1 << 16)
+    if case == "few taps":
+        w = w[:, :1, :1, 1:2]
+    if case == "no word of it":  # no memory that host and GPU share
+        many = 1
+    if case == "a fixed capacity":
+        x = x.with_capacity(x.num_active + 40)
+    for _ in range(4):
+        if case == "two sets":
+            y = ms.ops.conv3d(x, w, stride=2, padding=1)
+            found = x.manager.kernel_map(x.key, y.key, ms.Kernel.of(3, 2, 1))
+        else:
+            ms.ops.subm_conv3d(x, w)
+            found = map_of(x, w.shape[3])
+        if sent:
+            sent[0].arrived = None if case == "no word of it" else True
+    kept = found.relation.output.tiles.kept
+    assert (kept > 0) == (case == "a fixed capacity") and len(sent) == many + (case == "a fixed capacity")
