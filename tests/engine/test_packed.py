@@ -56,7 +56,8 @@ def tensor(rows: int = 600, side: int = 12, channels: int = 4) -> ms.SparseTenso
 
 
 def weight(channels: int = 4) -> mx.array:
-    return mx.array(np.random.default_rng(1).standard_normal((channels, 3, 3, 3, channels)).astype(np.float32))
+    made = np.random.default_rng(1).standard_normal((channels, 3, 3, 3, channels))
+    return mx.array(made.astype(np.float32))
 
 
 def map_of(x: ms.SparseTensor, size: int = 3) -> KernelMap:
