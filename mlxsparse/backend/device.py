@@ -67,9 +67,14 @@ def cache_folder() -> pathlib.Path:
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME", "") or pathlib.Path.home() / ".cache") / "mlxsparse"
 
 
+def tracing() -> bool:
+    """Whether ``MLXSPARSE_TRACE=1``: a message may take as long to put together as a launch."""
+    return os.environ.get("MLXSPARSE_TRACE", "") not in ("", "0")
+
+
 def trace(message: str, *, once: bool = False) -> None:
     """Write `message` to stderr when ``MLXSPARSE_TRACE=1``; with `once`, one time a process."""
-    if os.environ.get("MLXSPARSE_TRACE", "") not in ("", "0") and not (once and message in _traced):
+    if tracing() and not (once and message in _traced):
         _traced.add(message)
         print(f"mlxsparse: {message}", file=sys.stderr)
 

@@ -55,7 +55,7 @@ def seen(root: Steps, extent: Extent) -> None:
 
 
 def inside(extent: Extent, other: Extent) -> bool:
-    return extent.batch_size <= other.batch_size and all(
+    return extent == other or extent.batch_size <= other.batch_size and all(
         a >= b and a + n <= b + m for a, n, b, m in zip(extent.low, extent.span, other.low, other.span)
     )
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -264,14 +263,14 @@ def _from_marked(coords: mx.array, marks: Marked, rows: int) -> Makers:
     return Makers(make, lambda: (make(by_row=True), None))
 
 
-def _onto_itself(source: Record, kernel: Kernel) -> DeviceMap:
+def _onto_itself(source: Record, kernel: Kernel, grid: Grid | None) -> DeviceMap:
     marks, steps = source.marks, source.steps
     made = source.own.pop(kernel, None)
     if made is None and marks is not None:
         shape = kernel.size, kernel.dilation
         by_row = partial(kernel_bits.submanifold_map, source.coords, marks, *shape, by_row=True)
         source.marks = None  # more memory than a hash table, and most sets need no other map
-        return _own_map(source.coords, source.active, kernel, by_row)
+        return _own_map(source.coords, source.active, kernel, grid, by_row)
     if made is not None:
         make = lambda: made  # noqa: E731
     else:
@@ -282,7 +281,7 @@ def _onto_itself(source: Record, kernel: Kernel) -> DeviceMap:
         ahead.mapped(steps, kernel)
         return make()
 
-    return _own_map(source.coords, source.active, kernel, tiles=tiles)
+    return _own_map(source.coords, source.active, kernel, grid, tiles=tiles)
 
 
 def _looked_up(table: CoordTable, kernel: Kernel, active: int | mx.array) -> TapTiles:
@@ -305,6 +304,7 @@ def _own_map(
     coords: mx.array,
     active: int | mx.array,
     kernel: Kernel,
+    grid: Grid | None,
     by_row: Callable[[], ByRow] | None = None,
     tiles: Callable[[], TapTiles] | None = None,
 ) -> DeviceMap:
@@ -312,7 +312,7 @@ def _own_map(
         made = kernel_coords.hash_table(coords)
         return kernel_coords.submanifold_map(made, kernel.size, kernel.dilation).nbr
 
-    return submanifold(table, coords.shape[0], active, kernel.size, by_row, tiles)
+    return submanifold(table, coords.shape[0], active, kernel.size, by_row, tiles, grid)
 
 
 def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel) -> DeviceMap:
@@ -325,7 +325,7 @@ def relation(in_key: CoordinateMapKey, out_key: CoordinateMapKey, kernel: Kernel
     source, target = in_key._record, out_key._record
     rows_in, rows_out = source.coords.shape[0], target.coords.shape[0]
     if kernel.is_centred and source is target:
-        return replace(_onto_itself(source, kernel), grid=_grid(source, source, kernel))
+        return _onto_itself(source, kernel, _grid(source, source, kernel))
     sides = _by_bits(source, target, kernel)
     if sides is None:
         known = source.windows.get(kernel.stride) if kernel.covers_once else None

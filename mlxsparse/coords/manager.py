@@ -18,7 +18,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..backend import executor, fast, trace
+from ..backend import executor, fast
+from ..backend.device import trace, tracing
 from ..backend.host import to_mlx, view
 from ..engine import neighbors, supports
 from ..engine.device_map import DeviceMap
@@ -215,7 +216,8 @@ class CoordinateManager:
                     record = _derive(key, kernel, support, lattice, bounds, capacity)
                 key._record.derived[rule] = record
                 self._built["coordinates"] += 1
-                trace(f"coordinates {support} {_sites(key._record)} -> {_sites(record)}")
+                if tracing():
+                    trace(f"coordinates {support} {_sites(key._record)} -> {_sites(record)}")
             else:
                 self._hits["coordinates"] += 1
             found = key._derived[rule] = self._key(record, key)
@@ -275,8 +277,9 @@ class CoordinateManager:
                 return found
             found = maps[place] = KernelMap(kernel, _relation(in_key, out_key, kernel))
             self._built["maps"] += 1
-        pairs = "" if isinstance(found.relation, DeviceMap) else f", {found.num_pairs} pairs"
-        trace(f"kernel map {kernel.size} {_sites(in_key._record)} -> {_sites(out_key._record)}{pairs}")
+        if tracing():
+            pairs = "" if isinstance(found.relation, DeviceMap) else f", {found.num_pairs} pairs"
+            trace(f"kernel map {kernel.size} {_sites(in_key._record)} -> {_sites(out_key._record)}{pairs}")
         return found
 
     def stats(self) -> dict[str, int]:

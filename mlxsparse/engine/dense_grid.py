@@ -47,7 +47,9 @@ class Grid:
     def worthwhile(self) -> bool:
         """Whether a dense convolution may run: the grid is tiny, or not much larger than the sets."""
         rows = min(self.inputs.shape[0], self.outputs.shape[0])
-        return self.reach.fits and self.cells <= min(max(TINY, SPARSE * rows), MOST)
+        most = min(max(TINY, SPARSE * rows), MOST)
+        # The outputs' box alone is too large for most sets, which is found out sooner.
+        return math.prod(shape_of(self.extent)) <= most and self.reach.fits and self.cells <= most
 
     @cached_property
     def input_cells(self) -> mx.array:

@@ -171,11 +171,12 @@ def submanifold(
     size: tuple[int, ...],
     by_row: Callable[[], ByRow] | None = None,
     tiles: Callable[[], TapTiles] | None = None,
+    grid: Grid | None = None,
 ) -> DeviceMap:
     """Map of a set onto itself, symmetric under t -> T - 1 - t; `make` gives its table."""
     output = Side(make, rows, size, count, by_row, tiles)
     mirrored = Side(lambda: output.table[::-1], rows, size, count)
-    return DeviceMap(output, mirrored, count, count, symmetric=True)
+    return DeviceMap(output, mirrored, count, count, True, grid)
 
 
 def identity(size: int, count: int | mx.array) -> DeviceMap:
