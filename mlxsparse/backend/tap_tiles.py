@@ -226,7 +226,9 @@ def _unpacked(tiles: TapTiles) -> mx.array:
     """(P / 32, T, 32) of packed tiles."""
     heads = tiles.nbr[: 2 * tiles.places // PLACES].reshape(-1, 2)
     own = heads[:, 1:] >> mx.arange(tiles.taps, dtype=mx.int32) & 1
-    at = heads[:, :1] + PLACES * (mx.cumsum(own, axis=1) - own)
+    taps = mx.arange(tiles.taps)
+    before = mx.where(taps[:, None] > taps, own[:, None], 0).sum(axis=-1)  # (blocks, T)
+    at = heads[:, :1] + PLACES * before
     nbr = mx.where(own[..., None] != 0, tiles.nbr[at[..., None] + mx.arange(PLACES, dtype=mx.int32)], -1)
     return nbr.reshape(-1, tiles.taps, PLACES // 32, 32).swapaxes(1, 2).reshape(-1, tiles.taps, 32)
 
