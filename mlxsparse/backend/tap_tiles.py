@@ -217,7 +217,7 @@ def starts(tiles: TapTiles) -> Starts:
 
 def packed(tiles: TapTiles, found: Starts, total: int) -> TapTiles:
     """The same tiles in less memory. total: the value of ``found.total``."""
-    dims = [tiles.places // PLACES, tiles.taps, *tiles.steps, total]
+    dims = [tiles.places // PLACES, *tiles.steps, total]
     nbr = launch("tile_pack", [tiles.nbr, found.heads], dims, [(total,)], (dims[0], 1, 1))[0]
     return tiles._replace(nbr=nbr, kept=tiles.taps)
 

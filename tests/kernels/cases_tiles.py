@@ -145,6 +145,8 @@ def pack(made: TapTiles) -> TapTiles:
     equal(tiles.nbr[: len(heads)], heads, "heads of the packed map")
     equal(tiles.nbr[len(heads) : begin[0]], np.zeros(begin[0] - len(heads)), "what fills up")
     equal(table_of(tiles), np.array(table_of(made)), "packed map")
+    less = max(total - 100, begin[0])  # than there is: nothing is written past the end
+    equal(packed(made, found, less).nbr[begin[0] :], np.array(tiles.nbr)[begin[0] : less], "a wrong total")
     return tiles
 
 

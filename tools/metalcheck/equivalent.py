@@ -239,6 +239,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "submanifold_map.metal": {"taps < 27": _OTHER_WAY},
     "sum_parts.metal": {"p + 8 < dims[0]": _OTHER_WAY},
     "tap_key.h": {"node > 0": "no node leads back to the first"},
+    "tile_starts.metal": {
+        "first <= blocks": _NO_ROW,
+        "if (t == 1u) total": _TWICE,
+    },
     "tap_tiles.metal": {
         "if (lane == 1u) masks": _TWICE,
         "r <= 32u; r++": "the row of no lane, which the executor makes negative",
