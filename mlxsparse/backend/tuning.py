@@ -64,7 +64,7 @@ def _checked(path: str, source: str) -> str:
 def choose(case: Case, possible: tuple[str, ...]) -> str:
     """Path for a call; `possible` names those that can run it, the default first."""
     wanted, device = state()[0], device_name()
-    if not wanted and not _entries(device) and not tracing():  # each cloud of a stream has another number of rows
+    if not wanted and not _entries(device) and not tracing():  # rows differ from cloud to cloud
         return possible[0]
     return _choice(case, possible, wanted, device)
 
