@@ -156,6 +156,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "(KEEP & 2) == 0": _CACHE,
     },
     "conv_tiles_grad.metal": {
+        "at <= last) start": _NOT_READ,
         "base + 32 * BK <= last": _NO_ROOM,
         "pending >= -STAGES": "CUDA's groups of copies: one more, empty",
         "AN >= 0": _ASSERTED,
