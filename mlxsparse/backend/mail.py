@@ -184,12 +184,17 @@ class Sent:
         return [view(a).reshape(-1).tolist() for a in self._arrays]
 
 
+def shared() -> bool:
+    """Whether host and GPU share memory for what is sent: else nothing tells what arrived but to wait."""
+    return mx.default_device().type == mx.DeviceType.gpu and _box() is not None
+
+
 def send(*arrays: mx.array) -> Sent:
     """Start computing one or two small arrays of integers that the host will read.
 
     What is begun later is not waited for. Quick for 63 words of 32 bits together, or fewer.
     """
-    box = _box() if mx.default_device().type == mx.DeviceType.gpu else None
+    box = _box() if shared() else None
     fits = len(arrays) <= 2 and all(a.dtype in _KINDS for a in arrays) and sum(map(_words, arrays)) < WORDS
     if box is not None and fits and (ticket := box.post(arrays)):
         return Sent(arrays, box, ticket)
@@ -216,7 +221,7 @@ def wait(*tree: Any) -> None:
     if any(type(a) is not mx.array for a in arrays):
         leaves: list[tuple[str, Any]] = tree_flatten(arrays)  # type: ignore[assignment]
         arrays = [a for _, a in leaves if isinstance(a, mx.array)]
-    box = _box() if mx.default_device().type == mx.DeviceType.gpu else None
+    box = _box() if shared() else None
     if box is None or not arrays or not box.computed(arrays):
         mx.eval(*arrays)
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.library import begin, numbers
-from ..backend.mail import Sent, send
+from ..backend.mail import Sent, send, shared
 from ..backend.tap_tiles import Starts, TapTiles, can_pack, itself, packed, starts, table_of, tap_tiles
 from .dense_grid import Grid
 from .neighbors import TapPairs
@@ -81,15 +81,21 @@ class Side:
         tiles: TapTiles | None = self.__dict__.get("tiles")
         if tiles is None or tiles.size < PACKED or not isinstance(self.count, int) or not can_pack(tiles):
             return False
-        if self._starts is None:
+        if not shared():
+            return False
+        waiting = self._starts
+        if waiting is None:
             found = starts(tiles)
-            self._starts = found, send(found.total)
-        found, sent = self._starts
-        if sent.arrived is False:
+            waiting = self._starts = found, send(found.total)
+        found, sent = waiting
+        there = sent.arrived
+        if there is False:
             return None
         self._starts = None
-        total = 0 if sent.arrived is None else sent.read()[0][0]
-        if not 0 < total <= tiles.nbr.size * 3 // 4:
+        if there is None:
+            return False
+        ((total,),) = sent.read()
+        if 4 * total > 3 * tiles.nbr.size:
             return False
         self.__dict__["tiles"] = tiles = packed(tiles, found, total)
         begin(tiles.nbr)

@@ -40,6 +40,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Mail]]:
         return found[-1]
 
     monkeypatch.setattr(device_map, "send", send)
+    monkeypatch.setattr(device_map, "shared", lambda: True)
     monkeypatch.setattr(device_map, "PACKED", 64)
     before = mx.default_device()
     mx.set_default_device(mx.cpu)
@@ -118,15 +119,20 @@ def test_nothing_is_packed_that_stays_as_large(sent: list[Mail]) -> None:
     assert len(sent) == 1 and map_of(x).relation.output.tiles.kept == 0
 
 
-@pytest.mark.parametrize("case", ["few rows", "few taps", "no word of it", "two sets", "a fixed capacity"])
+CASES = ["few rows", "few taps", "no word of it", "no shared memory", "two sets", "a fixed capacity"]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_maps_that_stay_as_they_are(sent: list[Mail], monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     x, w, many = tensor(), weight(), 0
     if case == "few rows":
         monkeypatch.setattr(device_map, "PACKED", 1 << 16)
     if case == "few taps":
         w = w[:, :1, :1, 1:2]
-    if case == "no word of it":  # no memory that host and GPU share
+    if case == "no word of it":  # inside of a transformation
         many = 1
+    if case == "no shared memory":
+        monkeypatch.setattr(device_map, "shared", lambda: False)
     if case == "a fixed capacity":
         x = x.with_capacity(x.num_active + 40)
     for _ in range(4):
