@@ -42,3 +42,15 @@ def test_every_planted_mistake_in_text_is_found() -> None:
 )
 def test_planted_bugs_are_found(name: str) -> None:
     assert selftest.caught_by(name, BUGS[name])
+
+
+def test_sanitizers_run_one_of_two_types_of_16_bits() -> None:
+    from tools.metalcheck.__main__ import all_cases, one_of_16_bits
+
+    cases = all_cases()
+    some = one_of_16_bits(cases)
+    left_out = set(cases) - set(some)
+    assert {name.rpartition("-")[2] for name in left_out} == {"f16", "bf16"}
+    for name in left_out:
+        stem, _, kind = name.rpartition("-")
+        assert f"{stem}-{'bf16' if kind == 'f16' else 'f16'}" in some
