@@ -11,6 +11,7 @@ from mlxsparse.backend import kernel_tiles as tiles
 from mlxsparse.backend.library import grouped, launch, on_cuda
 from mlxsparse.backend.tap_tiles import (
     PLACES,
+    Starts,
     TapTiles,
     can_pack,
     packed,
@@ -130,29 +131,33 @@ def check_order(made: TapTiles, nbr: np.ndarray) -> None:
     equal(bits.astype(bool), live, "taps of the tiles")
 
 
-def pack(made: TapTiles) -> TapTiles:
-    """Packed tiles, which hold the same map: of each 256 places the taps that one of them has."""
-    assert can_pack(made), "tiles that cannot be packed"
+def check_starts(made: TapTiles) -> tuple[Starts, np.ndarray]:
+    """What a packed map has in front, right; it, and where each block begins."""
     found = starts(made)
-    masks = np.array(made.masks).reshape(-1, PLACES // 32)
-    taps = np.bitwise_or.reduce(masks, axis=1)
+    taps = np.bitwise_or.reduce(np.array(made.masks).reshape(-1, PLACES // 32), axis=1)
     many = np.array([int(t).bit_count() for t in taps]) * PLACES
     begin = -(-2 * len(taps) // 32) * 32 + np.cumsum(many) - many
     heads = np.stack([begin, taps.view(np.int32)], axis=1).reshape(-1)
     equal(found.heads[: len(heads)], heads, "heads")
-    total = int(found.total[0])
-    assert total == begin[-1] + many[-1], f"{total} numbers, wanted {begin[-1] + many[-1]}"
-    tiles = packed(made, found, total)
+    equal(found.total, begin[-1:] + many[-1:], "numbers")
+    return found, heads
+
+
+def pack(made: TapTiles) -> TapTiles:
+    """Packed tiles, which hold the same map: of each 256 places the taps that one of them has."""
+    assert can_pack(made), "tiles that cannot be packed"
+    found, heads = check_starts(made)
+    tiles = packed(made, found, int(found.total[0]))
     assert (tiles.taps, tiles.places, can_pack(tiles)) == (made.taps, made.places, False)
     equal(tiles.nbr[: len(heads)], heads, "heads of the packed map")
-    equal(tiles.nbr[len(heads) : begin[0]], np.zeros(begin[0] - len(heads)), "what fills up")
+    equal(tiles.nbr[len(heads) : heads[0]], np.zeros(heads[0] - len(heads)), "what fills up")
     equal(table_of(tiles), np.array(table_of(made)), "packed map")
     return tiles
 
 
 def packed_alone() -> None:
     """Many and few blocks, without a tap, with one and with all; of 9 and of 32 taps."""
-    for taps, m in ((9, 1), (32, 700), (27, 256 * sized(260, 5000) - 3)):
+    for taps, m in ((9, 1), (32, 700), (27, sized(1500, 1_000_000))):
         nbr = np.maximum(rng(taps).integers(-90, 60, (taps, m)), -1).astype(np.int32)
         nbr[:, m // 2 :] = -1  # whole blocks
         nbr[5, m // 3 :] = 7
@@ -160,6 +165,10 @@ def packed_alone() -> None:
         whole = pack(made)
         less = whole.nbr.size - 100  # than there is: nothing is written past the end
         equal(packed(made, starts(made), less).nbr, np.array(whole.nbr)[:less], "a wrong total")
+    for blocks in (256, 257, 600):  # more than one each for the threads
+        r = rng(blocks)  # of few taps, so that blocks differ
+        masks = np.bitwise_and.reduce(r.integers(0, 2**32, (4, 8 * blocks, 1), dtype=np.uint32))
+        check_starts(made._replace(masks=mx.array(masks), rows=mx.zeros((PLACES * blocks,), mx.int32)))
     assert not can_pack(tap_tiles(integers(nbr[:8]), 60)), "few taps are not worth it"
     assert not can_pack(tap_tiles(mx.full((33, 5), -1, mx.int32), 60)), "two words of taps"
     assert not can_pack(tap_tiles(mx.full((27, 0), -1, mx.int32), 60)), "no places"
