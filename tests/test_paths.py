@@ -99,6 +99,16 @@ def test_tables_of_another_gpu_and_broken_ones(monkeypatch):
             tuning.choose(case, tuning.PATHS)
 
 
+def test_another_table_is_read_where_the_environment_names_it(monkeypatch, tmp_path):
+    case = tuning.Case("float16", 100, 27, 8, 8)
+    assert tuning.choose(case, tuning.PATHS) == "tiles"
+    other = tmp_path / "other.json"
+    tuning.write([(case, {"rows": 1.0})], other)
+    assert tuning.choose(case, tuning.PATHS) == "tiles"
+    monkeypatch.setenv("MLXSPARSE_TUNING", str(other))
+    assert tuning.choose(case._replace(rows=101), tuning.PATHS) == "rows"
+
+
 def test_groups_take_their_path_and_say_so(kernels):
     x, w = tensor(30), weight(4, 3, 2)
     ms.ops.subm_conv3d(x, w, groups=2)

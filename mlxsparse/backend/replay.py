@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 AFTER = 4  # calls with the same shapes: to export and import takes 1 ms, and clouds of a stream differ
-SHAPES = 32  # of which a function is kept at most; then it begins again
+SHAPES = 32  # whose calls are counted at most; then all begins again
 
 Run = Callable[[Sequence[mx.array]], Sequence[mx.array]]
 Kept = Callable[..., Sequence[mx.array]]

@@ -228,8 +228,9 @@ def _unpacked(tiles: TapTiles) -> mx.array:
     own = heads[:, 1:] >> mx.arange(tiles.taps, dtype=mx.int32) & 1
     taps = mx.arange(tiles.taps)
     before = mx.where(taps[:, None] > taps, own[:, None], 0).sum(axis=-1)  # (blocks, T)
-    at = heads[:, :1] + PLACES * before
-    nbr = mx.where(own[..., None] != 0, tiles.nbr[at[..., None] + mx.arange(PLACES, dtype=mx.int32)], -1)
+    there = own != 0
+    at = mx.where(there, heads[:, :1] + PLACES * before, 0)  # behind the last tap of all is nothing to read
+    nbr = mx.where(there[..., None], tiles.nbr[at[..., None] + mx.arange(PLACES, dtype=mx.int32)], -1)
     return nbr.reshape(-1, tiles.taps, PLACES // 32, 32).swapaxes(1, 2).reshape(-1, tiles.taps, 32)
 
 

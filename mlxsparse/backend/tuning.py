@@ -64,7 +64,7 @@ def _checked(path: str, source: str) -> str:
 def choose(case: Case, possible: tuple[str, ...]) -> str:
     """Path for a call; `possible` names those that can run it, the default first."""
     wanted, device = state()[0], device_name()
-    if not wanted and not _entries(device) and not tracing():  # rows differ from cloud to cloud
+    if not wanted and not _entries(device, *_place()) and not tracing():  # rows differ from cloud to cloud
         return possible[0]
     return _choice(case, possible, wanted, device)
 
@@ -125,8 +125,13 @@ def write(results: list[tuple[Case, dict[str, float]]], path: pathlib.Path) -> N
     forget()
 
 
+def _place() -> tuple[bytes | None, bytes | None]:
+    """What `table_path` follows from, which takes as long as a launch."""
+    return setting(b"MLXSPARSE_TUNING"), setting(b"XDG_CACHE_HOME")
+
+
 @functools.lru_cache(maxsize=4)
-def _entries(device: str) -> tuple[tuple[Case, dict[str, float]], ...]:
+def _entries(device: str, *_: bytes | None) -> tuple[tuple[Case, dict[str, float]], ...]:
     """Entries of the table, none where there is no table or it is for another GPU or version."""
     path = table_path()
     try:
@@ -150,7 +155,7 @@ def _entries(device: str) -> tuple[tuple[Case, dict[str, float]], ...]:
 
 def _nearest(case: Case, device: str) -> dict[str, float]:
     """Times of the case of the table that is nearest, if there is one."""
-    entries = [e for e in _entries(device) if e[0].dtype == case.dtype]
+    entries = [e for e in _entries(device, *_place()) if e[0].dtype == case.dtype]
     return min(entries, key=lambda entry: entry[0].distance(case))[1] if entries else {}
 
 

@@ -30,9 +30,10 @@ class KernelMap:
         self._packing = isinstance(relation, DeviceMap) and relation.symmetric
 
     def again(self) -> None:
-        """Told before each convolution over these pairs: a map that many read is packed after a while.
+        """Told before each convolution over these pairs: a map of a set onto itself is packed after a while.
 
-        One of two sets is read once or twice, and then the memory of both forms would be in use.
+        One of two sets is read once or twice, and then the memory of both forms would be in use. `calls` is
+        another dictionary then: what others are making from the old tiles is not kept.
         """
         if self._packing and self.calls:
             assert isinstance(self.relation, DeviceMap)
@@ -40,7 +41,7 @@ class KernelMap:
             if done is not None:
                 self._packing = False
             if done:
-                self.calls.clear()  # which hold the tiles as they were
+                self.calls = {}  # they held the tiles as they were
 
     @property
     def by_taps(self) -> TapPairs | DeviceMap:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,7 @@ from .neighbors import TapPairs
 # The transpose of a table, (rows, T), and by what tiles order its rows, where that was made with it.
 ByRow: TypeAlias = "tuple[mx.array, mx.array | None]"
 BEGUN = 1 << 18  # rows from which on a GPU is kept busy while the host goes on: starting costs as well
+_packing = threading.Lock()
 PACKED = 1 << 16  # rows from which on the memory of tiles is worth three launches
 
 
@@ -74,20 +76,28 @@ class Side:
         return tiles
 
     def pack(self) -> bool | None:
-        """Keep the tiles in less memory. None: not yet, their size is on its way; else whether that was done.
+        """Keep the tiles in less memory. None: not yet, as there are none, their size is on its way or
+        another thread is here; else whether that was done.
 
         Nothing waits: who computes with the tiles often enough asks again.
         """
+        if not _packing.acquire(blocking=False):
+            return None
+        try:
+            return self._pack()
+        finally:
+            _packing.release()
+
+    def _pack(self) -> bool | None:
         tiles: TapTiles | None = self.__dict__.get("tiles")
-        if tiles is None or tiles.size < PACKED or not isinstance(self.count, int) or not can_pack(tiles):
+        if tiles is None:
+            return None
+        if tiles.size < PACKED or not isinstance(self.count, int) or not can_pack(tiles) or not shared():
             return False
-        if not shared():
-            return False
-        waiting = self._starts
-        if waiting is None:
+        if self._starts is None:
             found = starts(tiles)
-            waiting = self._starts = found, send(found.total)
-        found, sent = waiting
+            self._starts = found, send(found.total)
+        found, sent = self._starts
         there = sent.arrived
         if there is False:
             return None
@@ -97,8 +107,10 @@ class Side:
         ((total,),) = sent.read()
         if 4 * total > 3 * tiles.nbr.size:
             return False
-        self.__dict__["tiles"] = tiles = packed(tiles, found, total)
-        begin(tiles.nbr)
+        small = packed(tiles, found, total)
+        if not begin(small.nbr):
+            return False
+        self.__dict__["tiles"] = small
         return True
 
     @property

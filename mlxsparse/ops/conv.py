@@ -328,6 +328,7 @@ def on_map(
     """
     case: tuple[Any, ...] = backwards, groups, taps, conv_kernel.case(feats, w, bias)
     found.again()
+    calls = found.calls
     norm = finish.take()
     if norm is not None:
         y = _with_norm(norm, found, feats, w, bias, case)
@@ -345,12 +346,12 @@ def on_map(
             more = tuple(map(mx.stop_gradient, more))
         ordered, w = asked(w), watched(w)
     case = (*case, free, kind, ordered)
-    call = found.calls.get(case)
+    call = calls.get(case)
     if call is None:
         pairs = _pairs(found, taps, backwards)
         assert isinstance(pairs, DeviceMap)
         call = conv_kernel.product(name, feats, w, bias, pairs, groups, kind, ordered, free)
-        found.calls[case] = call
+        calls[case] = call
     return call(feats, w, *more) if bias is None else call(feats, w, bias, *more)
 
 
@@ -368,12 +369,12 @@ def _with_norm(
     if traced(feats, w, *parameters, *[a for a in (bias, add, mix) if a is not None]):
         return None
     more = [a if a is None else (a.shape, a.dtype) for a in (add, mix, *parameters)]
-    case = *case, norm.relu, norm.eps, *more
-    call = found.calls.get(case, found)  # of None is known that it is not possible
+    case, calls = (*case, norm.relu, norm.eps, *more), found.calls
+    call = calls.get(case, found)  # of None is known that it is not possible
     if call is found:
         pairs = _pairs(found, taps, backwards)
         assert isinstance(pairs, DeviceMap)
-        call = found.calls[case] = conv_kernel.finished(feats, w, bias, pairs, groups, norm)
+        call = calls[case] = conv_kernel.finished(feats, w, bias, pairs, groups, norm)
     if call is None:
         return None
     norm.done = True

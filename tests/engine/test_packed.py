@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 
 import mlxsparse as ms
 from mlxsparse.backend import device, library
+from mlxsparse.backend.tap_tiles import table_of
 from mlxsparse.coords import KernelMap
-from mlxsparse.engine import device_map
+from mlxsparse.engine import conv_kernel, device_map
 from tools.metalcheck import toolchain
 from tools.metalcheck.executor import Mode, metal_kernel_factory
 
@@ -47,6 +49,11 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Mail]]:
     with library.using(metal_kernel_factory(Mode(seed=1))), device.kernels_everywhere():
         yield found
     mx.set_default_device(before)
+
+
+def arrive(sent: list[Mail]) -> None:
+    for mail in sent:
+        mail.arrived = True
 
 
 def tensor(rows: int = 600, side: int = 12, channels: int = 4) -> ms.SparseTensor:
@@ -99,13 +106,79 @@ def test_other_operators_read_a_packed_map(sent: list[Mail]) -> None:
     some = np.array(ms.ops.subm_conv3d(tensor(), w.reshape(4, 27, 4)[:, [0, 13, 26]], taps=few).feats)
     for _ in range(3):
         ms.ops.subm_conv3d(x, w)
-        if sent:
-            sent[0].arrived = True
+        arrive(sent)
     assert map_of(x).relation.output.tiles.kept == 27
     y = ms.ops.max_pool3d(x, 3, stride=1, padding=1, out=x.key)
     np.testing.assert_array_equal(np.array(y.feats), wanted)
     got = ms.ops.subm_conv3d(x, w.reshape(4, 27, 4)[:, [0, 13, 26]], taps=few)
     np.testing.assert_array_equal(np.array(got.feats), some)
+
+
+def test_a_table_of_packed_tiles_reads_nothing_behind_their_end(sent: list[Mail]) -> None:
+    x, w = tensor(), weight()
+    for _ in range(3):
+        ms.ops.subm_conv3d(x, w)
+        arrive(sent)
+    tiles = map_of(x).relation.output.tiles
+    last = int(tiles.nbr[2 * (tiles.places // 256) - 1])
+    assert tiles.kept == 27 and last < 1 << 26, "the last block has the last tap"
+
+    class Watched:
+        def __getitem__(self, at: slice | mx.array) -> mx.array:
+            if isinstance(at, mx.array):
+                assert 0 <= at.min().item() <= at.max().item() < tiles.nbr.size
+            return tiles.nbr[at]
+
+    got = table_of(tiles._replace(nbr=Watched()))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(np.array(got), np.array(map_of(x).relation.output.untiled()))
+
+
+def test_a_map_that_was_read_without_tiles_first_is_packed(sent: list[Mail]) -> None:
+    x, w = tensor(), weight()
+    ms.ops.subm_conv3d(x, w.reshape(4, 27, 4)[:, [0, 13]], taps=ms.ops.Taps((3, 3, 3), (0, 13)))
+    for _ in range(4):
+        ms.ops.subm_conv3d(x, w)
+        arrive(sent)
+    assert map_of(x).relation.output.tiles.kept == 27
+
+
+def test_what_another_thread_makes_meanwhile_does_not_keep_the_old_tiles(
+    sent: list[Mail], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, w, product = tensor(), weight(), conv_kernel.product
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        call = product(*args, **kwargs)
+        for _ in range(2):  # as the other thread does
+            map_of(x).again()
+            arrive(sent)
+        return call
+
+    ms.ops.subm_conv3d(x, w)
+    monkeypatch.setattr(conv_kernel, "product", slow)
+    y = ms.ops.subm_conv3d(x, w[:3])
+    assert map_of(x).relation.output.tiles.kept == 27 and not map_of(x).calls
+    np.testing.assert_array_equal(np.array(ms.ops.subm_conv3d(x, w[:3]).feats), np.array(y.feats))
+
+
+def test_packed_tiles_that_cannot_be_begun_are_not_taken(
+    sent: list[Mail], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, w = tensor(), weight()
+    monkeypatch.setattr(device_map, "begin", lambda *_: False)
+    for _ in range(4):
+        ms.ops.subm_conv3d(x, w)
+        arrive(sent)
+    assert map_of(x).relation.output.tiles.kept == 0 and len(sent) == 1
+
+
+def test_two_threads_do_not_pack_at_once(sent: list[Mail]) -> None:
+    x, w = tensor(), weight()
+    ms.ops.subm_conv3d(x, w)
+    side = map_of(x).relation.output
+    with device_map._packing:
+        assert side.pack() is None and not sent
+    assert side.pack() is None and len(sent) == 1
 
 
 def test_nothing_is_packed_that_stays_as_large(sent: list[Mail]) -> None:
@@ -114,8 +187,7 @@ def test_nothing_is_packed_that_stays_as_large(sent: list[Mail]) -> None:
     x, w = ms.SparseTensor(coords, mx.ones((len(side), 4)), batch_size=1), weight()
     for _ in range(4):
         ms.ops.subm_conv3d(x, w)
-        if sent:
-            sent[0].arrived = True
+        arrive(sent)
     assert len(sent) == 1 and map_of(x).relation.output.tiles.kept == 0
 
 
