@@ -61,9 +61,7 @@ def _constant(name: str, values: tuple[int, ...]) -> mx.array:
 
 def check_sizes(name: str, values: Sequence[Any]) -> None:
     """CapacityError for a size that a kernel cannot take."""
-    if values and -(2**31) <= min(values) and max(values) < 2**31:
-        return
-    for value in values:
+    for value in (min(values, default=0), max(values, default=0)):
         if not -(2**31) <= value < 2**31:
             raise CapacityError(f"{name}: the size {value} does not fit 32 bits; split the input")
 

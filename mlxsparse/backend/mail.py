@@ -186,7 +186,7 @@ class Sent:
 
 def shared() -> bool:
     """Whether host and GPU share memory for what is sent: else nothing tells what arrived but to wait."""
-    return mx.default_device().type == mx.DeviceType.gpu and _box() is not None
+    return _box_here() is not None
 
 
 def send(*arrays: mx.array) -> Sent:
@@ -194,7 +194,7 @@ def send(*arrays: mx.array) -> Sent:
 
     What is begun later is not waited for. Quick for 63 words of 32 bits together, or fewer.
     """
-    box = _box() if shared() else None
+    box = _box_here()
     fits = len(arrays) <= 2 and all(a.dtype in _KINDS for a in arrays) and sum(map(_words, arrays)) < WORDS
     if box is not None and fits and (ticket := box.post(arrays)):
         return Sent(arrays, box, ticket)
@@ -221,13 +221,18 @@ def wait(*tree: Any) -> None:
     if any(type(a) is not mx.array for a in arrays):
         leaves: list[tuple[str, Any]] = tree_flatten(arrays)  # type: ignore[assignment]
         arrays = [a for _, a in leaves if isinstance(a, mx.array)]
-    box = _box() if shared() else None
+    box = _box_here()
     if box is None or not arrays or not box.computed(arrays):
         mx.eval(*arrays)
 
 
 def _words(a: mx.array) -> int:
     return a.size * a.dtype.size // 4
+
+
+def _box_here() -> Box | None:
+    """The box of the default device."""
+    return _box() if mx.default_device().type == mx.DeviceType.gpu else None
 
 
 @functools.cache

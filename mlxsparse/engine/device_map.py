@@ -20,8 +20,8 @@ from .neighbors import TapPairs
 # The transpose of a table, (rows, T), and by what tiles order its rows, where that was made with it.
 ByRow: TypeAlias = "tuple[mx.array, mx.array | None]"
 BEGUN = 1 << 18  # rows from which on a GPU is kept busy while the host goes on: starting costs as well
-_packing = threading.Lock()
 PACKED = 1 << 16  # rows from which on the memory of tiles is worth three launches
+_packing = threading.Lock()  # held by who packs: others go on with what is there
 
 
 class Side:

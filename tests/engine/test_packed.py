@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -10,15 +9,13 @@ import numpy as np
 import pytest
 
 import mlxsparse as ms
-from mlxsparse.backend import device, library
 from mlxsparse.backend.tap_tiles import table_of
 from mlxsparse.coords import KernelMap
 from mlxsparse.engine import conv_kernel, device_map
-from tools.metalcheck import toolchain
-from tools.metalcheck.executor import Mode, metal_kernel_factory
+from tests.static_cases import kernels as kernels
+from tests.static_cases import needs_kernels, weight
 
-LACKING = toolchain.missing()
-pytestmark = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
+pytestmark = needs_kernels
 
 
 class Mail:
@@ -33,7 +30,7 @@ class Mail:
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Mail]]:
+def sent(kernels: None, monkeypatch: pytest.MonkeyPatch) -> list[Mail]:
     """All that was sent; it arrives when a test says so."""
     found: list[Mail] = []
 
@@ -44,11 +41,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Mail]]:
     monkeypatch.setattr(device_map, "send", send)
     monkeypatch.setattr(device_map, "shared", lambda: True)
     monkeypatch.setattr(device_map, "PACKED", 64)
-    before = mx.default_device()
-    mx.set_default_device(mx.cpu)
-    with library.using(metal_kernel_factory(Mode(seed=1))), device.kernels_everywhere():
-        yield found
-    mx.set_default_device(before)
+    return found
 
 
 def arrive(sent: list[Mail]) -> None:
@@ -61,11 +54,6 @@ def tensor(rows: int = 600, side: int = 12, channels: int = 4) -> ms.SparseTenso
     sites = np.unique(np.column_stack([r.integers(0, 2, rows), r.integers(-side, side, (rows, 3))]), axis=0)
     feats = r.standard_normal((len(sites), channels)).astype(np.float32)
     return ms.SparseTensor(r.permutation(sites).astype(np.int32), mx.array(feats), batch_size=2)
-
-
-def weight(channels: int = 4) -> mx.array:
-    made = np.random.default_rng(1).standard_normal((channels, 3, 3, 3, channels))
-    return mx.array(made.astype(np.float32))
 
 
 def map_of(x: ms.SparseTensor, size: int = 3) -> KernelMap:
@@ -81,7 +69,7 @@ def results(x: ms.SparseTensor, w: mx.array) -> list[np.ndarray]:
 
 
 def test_a_map_is_packed_when_its_size_is_here_and_not_before(sent: list[Mail]) -> None:
-    x, w = tensor(), weight()
+    x, w = tensor(), weight(4, 3, 4)
     first = np.array(ms.ops.subm_conv3d(x, w).feats)
     assert not sent, "one convolution may be all that there is"
     whole, table = map_of(x).nbytes, np.array(map_of(x).relation.output.untiled())
@@ -100,7 +88,7 @@ def test_a_map_is_packed_when_its_size_is_here_and_not_before(sent: list[Mail]) 
 
 
 def test_other_operators_read_a_packed_map(sent: list[Mail]) -> None:
-    x, w = tensor(), weight()
+    x, w = tensor(), weight(4, 3, 4)
     wanted = np.array(ms.ops.max_pool3d(x, 3, stride=1, padding=1, out=x.key).feats)
     few = ms.ops.Taps((3, 3, 3), (0, 13, 26))
     some = np.array(ms.ops.subm_conv3d(tensor(), w.reshape(4, 27, 4)[:, [0, 13, 26]], taps=few).feats)
@@ -115,7 +103,7 @@ def test_other_operators_read_a_packed_map(sent: list[Mail]) -> None:
 
 
 def test_a_table_of_packed_tiles_reads_nothing_behind_their_end(sent: list[Mail]) -> None:
-    x, w = tensor(), weight()
+    x, w = tensor(), weight(4, 3, 4)
     for _ in range(3):
         ms.ops.subm_conv3d(x, w)
         arrive(sent)
@@ -134,7 +122,7 @@ def test_a_table_of_packed_tiles_reads_nothing_behind_their_end(sent: list[Mail]
 
 
 def test_a_map_that_was_read_without_tiles_first_is_packed(sent: list[Mail]) -> None:
-    x, w = tensor(), weight()
+    x, w = tensor(), weight(4, 3, 4)
     ms.ops.subm_conv3d(x, w.reshape(4, 27, 4)[:, [0, 13]], taps=ms.ops.Taps((3, 3, 3), (0, 13)))
     for _ in range(4):
         ms.ops.subm_conv3d(x, w)
@@ -145,7 +133,7 @@ def test_a_map_that_was_read_without_tiles_first_is_packed(sent: list[Mail]) -> 
 def test_what_another_thread_makes_meanwhile_does_not_keep_the_old_tiles(
     sent: list[Mail], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x, w, product = tensor(), weight(), conv_kernel.product
+    x, w, product = tensor(), weight(4, 3, 4), conv_kernel.product
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         call = product(*args, **kwargs)
@@ -164,7 +152,7 @@ def test_what_another_thread_makes_meanwhile_does_not_keep_the_old_tiles(
 def test_packed_tiles_that_cannot_be_begun_are_not_taken(
     sent: list[Mail], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x, w = tensor(), weight()
+    x, w = tensor(), weight(4, 3, 4)
     monkeypatch.setattr(device_map, "begin", lambda *_: False)
     for _ in range(4):
         ms.ops.subm_conv3d(x, w)
@@ -173,7 +161,7 @@ def test_packed_tiles_that_cannot_be_begun_are_not_taken(
 
 
 def test_two_threads_do_not_pack_at_once(sent: list[Mail]) -> None:
-    x, w = tensor(), weight()
+    x, w = tensor(), weight(4, 3, 4)
     ms.ops.subm_conv3d(x, w)
     side = map_of(x).relation.output
     with device_map._packing:
@@ -184,29 +172,29 @@ def test_two_threads_do_not_pack_at_once(sent: list[Mail]) -> None:
 def test_nothing_is_packed_that_stays_as_large(sent: list[Mail]) -> None:
     side = np.indices((9, 9, 9)).reshape(3, -1).T.astype(np.int32)  # most sites have all their neighbours
     coords = np.column_stack([np.zeros(len(side), np.int32), side])
-    x, w = ms.SparseTensor(coords, mx.ones((len(side), 4)), batch_size=1), weight()
+    x, w = ms.SparseTensor(coords, mx.ones((len(side), 4)), batch_size=1), weight(4, 3, 4)
     for _ in range(4):
         ms.ops.subm_conv3d(x, w)
         arrive(sent)
     assert len(sent) == 1 and map_of(x).relation.output.tiles.kept == 0
 
 
-CASES = ["few rows", "few taps", "no word of it", "no shared memory", "two sets", "a fixed capacity"]
+def test_a_map_of_fixed_capacity_is_packed_where_the_host_knows_its_sites(sent: list[Mail]) -> None:
+    x, w = tensor(), weight(4, 3, 4)
+    x = x.with_capacity(x.num_active + 40)
+    for _ in range(3):
+        ms.ops.subm_conv3d(x, w)
+        arrive(sent)
+    assert map_of(x).relation.output.tiles.kept == 27
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["few rows", "few taps", "no shared memory", "two sets"])
 def test_maps_that_stay_as_they_are(sent: list[Mail], monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    x, w, many = tensor(), weight(), 0
+    x, w = tensor(), weight(4, 1 if case == "few taps" else 3, 4)
     if case == "few rows":
         monkeypatch.setattr(device_map, "PACKED", 1 << 16)
-    if case == "few taps":
-        w = w[:, :1, :1, 1:2]
-    if case == "no word of it":  # inside of a transformation
-        many = 1
     if case == "no shared memory":
         monkeypatch.setattr(device_map, "shared", lambda: False)
-    if case == "a fixed capacity":
-        x = x.with_capacity(x.num_active + 40)
     for _ in range(4):
         if case == "two sets":
             y = ms.ops.conv3d(x, w, stride=2, padding=1)
@@ -214,7 +202,13 @@ def test_maps_that_stay_as_they_are(sent: list[Mail], monkeypatch: pytest.Monkey
         else:
             ms.ops.subm_conv3d(x, w)
             found = map_of(x, w.shape[3])
-        if sent:
-            sent[0].arrived = None if case == "no word of it" else True
-    kept = found.relation.output.tiles.kept
-    assert (kept > 0) == (case == "a fixed capacity") and len(sent) == many + (case == "a fixed capacity")
+    assert found.relation.output.tiles.kept == 0 and not sent
+
+
+def test_nothing_is_packed_whose_size_does_not_arrive(sent: list[Mail]) -> None:
+    x, w = tensor(), weight(4, 3, 4)
+    for _ in range(4):
+        ms.ops.subm_conv3d(x, w)
+        for mail in sent:
+            mail.arrived = None  # as inside of a transformation
+    assert map_of(x).relation.output.tiles.kept == 0 and len(sent) == 1

@@ -91,8 +91,8 @@ def main() -> int:
         steps["planted bugs at run time"] = lambda: list(selftest.missed_when_run())
     steps["text"] = lambda: check_text(cases, every=not options.k)
     for title, modes in MODES.items():
-        some = one_of_16_bits(cases) if "sanitizer" in title else cases  # a process for each launch
-        steps[title] = functools.partial(run_modes, modes, some)
+        apart = any(mode.sanitizer for mode in modes)  # a process for each launch
+        steps[title] = functools.partial(run_modes, modes, one_of_16_bits(cases) if apart else cases)
     bad = 0
     for title, step in steps.items():
         start = time.time()
