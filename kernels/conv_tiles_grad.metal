@@ -2,9 +2,10 @@
 // Only pieces of BK places in which a row has the tap are computed. Taps of one run start together: what one of them reads is
 // in the cache for the others.
 // in: ct[M, OUT] T, x[N, RED] T, nbr[K * P], rows[P], masks[P / 32, words of 32 taps] (tap_tiles)
-//     dims = {N, M, P, K, RED, OUT, places of a run (a multiple of BK), tiles along RED, plain, G, S (of tap_tiles), runs, packed}
+//     dims = {N, M, P, K, RED, OUT, places of a run (a multiple of BK), tiles along RED, plain, G, S (of tap_tiles), runs, packed, share}
+//     share: 2: runs 2 i and 2 i + 1 add to one sum, which is 0 before: two numbers give the same in either order; 1: a sum for each run
 //     packed: nbr is as in packed.h, G 32, K at most 32, BK divides 256; RED and OUT are multiples of 16 bytes; plain: as if x were not aligned to 16 bytes
-// out: parts[runs, OUT, K, RED] float32.   grid (32 WM WN * K, runs, tiles along OUT * tiles along RED)
+// out: parts[ceil(runs / share), OUT, K, RED] float32.   grid (32 WM WN * K, runs, tiles along OUT * tiles along RED)
 // template: T; BM x BN: tile of OUT x RED; BK, WM, WN, STAGES, FOURS as in conv_tiles; EXACT (tile.h)
 constexpr int NT = 32 * WM * WN;
 constexpr int VEC = 16 / int(sizeof(T));
@@ -125,14 +126,18 @@ for (; going; pending++) {
   going = ready || open > 0;
 }
 acc.done();
+bool shared = dims[13] > 1;
+device float* sums = parts + size_t(run / dims[13]) * size_t(OUT) * size_t(K) * size_t(RED);
 TILE_UNROLL
 for (int i = 0; i < acc.ROWS; i++) {
   int m = m0 + sm + acc.row(i);
   TILE_UNROLL
   for (int j = 0; j < acc.COLS; j++) {
     int n = n0 + sn + acc.col(j);
-    device float* to = parts + ((size_t(run) * size_t(OUT) + size_t(m)) * size_t(K) + size_t(tap)) * size_t(RED) + size_t(n);
-    if (fast && m < OUT && n < RED) tile_put2(to, acc.get(i, j, 0), acc.get(i, j, 1), true); // RED is even
+    device float* to = sums + (size_t(m) * size_t(K) + size_t(tap)) * size_t(RED) + size_t(n);
+    if (!fast || m >= OUT || n >= RED) continue; // RED is even
+    if (shared) tile_add2(to, acc.get(i, j, 0), acc.get(i, j, 1));
+    else tile_put2(to, acc.get(i, j, 0), acc.get(i, j, 1), true);
   }
 }
 if (!fast) {
@@ -151,7 +156,9 @@ if (!fast) {
         if (j >= 0 && j < rows_in && o >= 0 && o < rows_out)
           sum += float(ct[size_t(o) * size_t(OUT) + size_t(m)]) * float(x[size_t(j) * size_t(RED) + size_t(n)]);
       }
-      parts[((size_t(run) * size_t(OUT) + size_t(m)) * size_t(K) + size_t(tap)) * size_t(RED) + size_t(n)] = sum;
+      device float* to = sums + (size_t(m) * size_t(K) + size_t(tap)) * size_t(RED) + size_t(n);
+      if (shared) atomic_fetch_add_explicit((device atomic_float*)to, sum, memory_order_relaxed);
+      else *to = sum;
     }
   }
 }

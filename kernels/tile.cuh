@@ -219,6 +219,14 @@ METAL_FUNC void tile_put2(__nv_bfloat16* p, float x, float y, bool aligned) {
     p[1] = __nv_bfloat16(y);
   }
 }
+METAL_FUNC void tile_add2(float* p, float x, float y) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.global.relaxed.gpu.add.v2.f32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)), "f"(x), "f"(y) : "memory");
+#else
+  atomicAdd(p, x);
+  atomicAdd(p + 1, y);
+#endif
+}
 template <typename T> METAL_FUNC void tile_keep2(T* p, float x, float y) { tile_put2(p, x, y, true); }
 template <typename T> METAL_FUNC void tile_row16(T* to, const T* from, bool ok) {
   *(uint4*)to = ok ? *(const uint4*)from : make_uint4(0u, 0u, 0u, 0u);

@@ -18,6 +18,7 @@
 //                                 threadgroup_barrier must follow tile_wait before other threads' data is read.
 //   tile_aligned(p)               16-byte copies from p on are allowed: a view may start anywhere in its buffer
 //   tile_put2(p, x, y, aligned)   two neighbouring outputs; aligned: p is a multiple of two elements
+//   tile_add2(p, x, y)            two neighbouring floats of device memory grow by x and y, atomically; p is a multiple of 8 bytes
 //   tile_keep2(p, x, y)           two neighbours in threadgroup memory, aligned
 //   tile_keep<LD>(to, t)          to[r * LD + c] = element (r, c) of t, in threadgroup memory
 //   tile_row16(to, from, ok)      16 bytes from threadgroup to device memory, zeros where !ok
@@ -90,6 +91,10 @@ template <typename T> METAL_FUNC bool tile_aligned(const device T* p) { return (
 template <typename T> METAL_FUNC void tile_put2(device T* p, float x, float y, bool aligned) {
   p[0] = T(x);
   p[1] = T(y);
+}
+METAL_FUNC void tile_add2(device float* p, float x, float y) {
+  atomic_fetch_add_explicit((device atomic_float*)p, x, memory_order_relaxed);
+  atomic_fetch_add_explicit((device atomic_float*)p + 1, y, memory_order_relaxed);
 }
 template <typename T> METAL_FUNC void tile_keep2(threadgroup T* p, float x, float y) {
   p[0] = T(x);

@@ -33,7 +33,8 @@ from .tile_shapes import Tile, grad_tile_for, tile_for
 GRAD_GROUPS = 4096  # threadgroups that a weight gradient is divided into, at most
 GRAD_LEAST = 1024  # threadgroups below which some wait for others, whatever partial sums take: 64 KB each
 GRAD_RUN = 2048  # places of a run, at least: each run writes sums of every weight
-GRAD_BYTES = 1 << 25  # of its partial sums, at most where there are more threadgroups
+GRAD_BYTES = 1 << 25  # of sums of its runs, at most where there are more threadgroups
+GRAD_SHARED = 1 << 24  # past which two runs add to one partial sum
 OFFSETS = 2**31  # copies of 16 bytes that a kernel can address
 
 
@@ -292,19 +293,23 @@ def _grad_calls(
     along = blocks(red, tile.BN)
     pieces = blocks(outs, tile.BM) * along
     each = max(1, taps * pieces)
-    most = max(GRAD_LEAST // each, min(GRAD_GROUPS // each, GRAD_BYTES // max(1, 4 * taps * outs * red)))
+    nbytes = max(1, 4 * taps * outs * red)  # of a sum
+    most = max(GRAD_LEAST // each, min(GRAD_GROUPS // each, GRAD_BYTES // nbytes))
     # Rows with pairs come first (tap_keys): how they are divided depends on nothing else.
     run = blocks(used, max(1, min(most, used // GRAD_RUN)) * PLACES) * PLACES
     runs = blocks(used, run)
+    share = 2 if runs * nbytes > GRAD_SHARED else 1
+    sums = blocks(runs, share)
     shape = tile.sizes()
     del shape["KEEP"]  # both sides stream
     parts = ready(
         "conv_tiles_grad",
-        [n, size, places, taps, red, outs, run, along, plain, *steps, runs, packed],
-        [(runs, outs, taps, red)],
+        [n, size, places, taps, red, outs, run, along, plain, *steps, runs, packed, share],
+        [(sums, outs, taps, red)],
         (taps, runs, pieces),
         tile.threads,
         dtype=dtype,
+        init=None if share == 1 else 0,
         group_bytes=_bytes(dtype, tile, (tile.BK, tile.BM), (tile.BK, tile.BN), True),
         fit=tile.FIT,
         EXACT=exact,
@@ -312,7 +317,7 @@ def _grad_calls(
     )
     total = ready(
         "sum_parts",
-        [runs, outs * taps * red],
+        [sums, outs * taps * red],
         [last],
         (blocks(outs * taps * red, MAX_THREADS), 1, 1),
         dtype=dtype,

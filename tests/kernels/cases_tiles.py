@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from functools import partial
 
 import mlx.core as mx
@@ -40,6 +42,7 @@ def check(
     again: bool = False,
     turned: bool = False,
     packed: bool = False,
+    shared: bool = False,
     tile: Tile | None = None,
     grad_tile: Tile | None = None,
 ) -> None:
@@ -74,6 +77,9 @@ def check(
         dx = tiles.input_grad(ct, w, backwards, plain=plain)
         return [y, dx, tiles.weight_grad(ct, x, forwards, plain=plain)]
 
+    stack = contextlib.ExitStack()
+    if shared:
+        stack.enter_context(shared_sums())
     choose((False, co), tile)
     choose((False, ci), tile)
     choose((True, max(ci, co)), grad_tile)
@@ -104,6 +110,20 @@ def check(
             equal(one.astype(mx.float32), np.array(other.astype(mx.float32)), "dw with more padding")
     finally:
         chosen.clear()
+        stack.close()
+
+
+@contextlib.contextmanager
+def shared_sums() -> Iterator[None]:
+    """Two runs of a weight gradient add to one sum, however small it is; runs are short."""
+    before = tiles.GRAD_RUN, tiles.GRAD_SHARED
+    tiles._grad_calls.cache_clear()
+    tiles.GRAD_RUN, tiles.GRAD_SHARED = 1, 0
+    try:
+        yield
+    finally:
+        tiles.GRAD_RUN, tiles.GRAD_SHARED = before
+        tiles._grad_calls.cache_clear()
 
 
 def together(bm: int, bn: int, simdgroups: int) -> Tile:
@@ -278,6 +298,10 @@ SHAPES = {
     "four_together_packed": {"ci": 40, "co": 72, "kernel": (3, 3, 1), "packed": True, "n": sized(600, 9000)},
     "four_together_twice": {"ci": 72, "co": 73, "again": True, "kernel": (1, 1, 3), "n": sized(60, 5000)},
     "four_together_strided": {"ci": 24, "co": 72, "stride": 2, "bias": False, "n": sized(150, 5000)},
+    "shared_sums": {"ci": 16, "co": 40, "kernel": (3, 3, 1), "shared": True, "again": True, "n": 700},
+    "shared_packed": {"ci": 32, "co": 64, "packed": True, "shared": True, "n": sized(600, 9000)},
+    "shared_unaligned": {"ci": 8, "co": 72, "kernel": (1, 3, 1), "plain": True, "shared": True, "n": 300},
+    "four_together_shared": {"ci": 40, "co": 72, "kernel": (3, 3, 1), "shared": True, "n": sized(600, 9000)},
     "uneven_gradient": {"ci": 16, "co": 40, "kernel": (1, 3, 1), "n": sized(60, 5000)},
 }
 TILES = {  # that the tables of tiles do not have for every backend
@@ -288,6 +312,7 @@ TILES["odd_past_the_buffers"] = TILES["results_past_the_buffers"]
 TILES |= {
     "four_together": {2: together(128, 64, 4)},
     "four_together_packed": {2: together(128, 64, 4)},
+    "four_together_shared": {2: together(128, 64, 4)},
     "four_together_twice": {2: together(128, 64, 8)},
     "four_together_strided": {2: together(64, 128, 4)},
 }
@@ -295,11 +320,15 @@ GRAD_TILES = {  # whose threads copy other places of x than of ct
     "uneven_gradient": {2: Tile(64, 32, 64, 2, 2, 2), 4: Tile(32, 16, 64, 2, 1, 2)},
     "four_together": {2: together(64, 64, 4)},
     "four_together_packed": {2: together(64, 64, 4)},
+    "four_together_shared": {2: together(64, 64, 4)},
     "four_together_twice": {2: together(128, 64, 8)},
     "four_together_strided": {2: together(128, 64, 4)},
 }
 # What differs there does not depend on the dtype.
-FLOAT32 = ("one_site", "packed_unaligned", "125_taps", "one_tap", "8_to_69_channels", "odd_past_the_buffers")
+FLOAT32 = (
+    "one_site", "packed_unaligned", "shared_packed", "shared_unaligned", "125_taps", "one_tap",
+    "8_to_69_channels", "odd_past_the_buffers",
+)  # fmt: skip
 
 def by_row() -> None:
     """Tiles of a map that lies row by row, of one and of more words of taps, are those of one by tap."""
