@@ -93,13 +93,17 @@ class Compiled:
         self, function: Callable[..., Any], inputs: Tree, outputs: Tree, bounds: Bounds | None, *, late: bool
     ):
         self.function = function
-        self.compilations = 0
+        self._traces: list[Any] = []  # their signatures
         self._state = inputs, outputs
         self._late, self._bounds = late, bounds
         self._plans: dict[Any, _Plan] = {}
         self._pending: list[Sent] = []
         named = type(function) if isinstance(function, mlx.nn.Module) else function
         functools.update_wrapper(self, named, updated=())
+
+    @property
+    def compilations(self) -> int:
+        return len(self._traces)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if executor() == "host":
@@ -172,15 +176,16 @@ class Compiled:
     def _plan(self, signature: tuple[Any, ...], *, plain: bool = False) -> _Plan:
         """plain: operators of the first run of the function need no gradient."""
         slots: list[_Slot] = []
-        function, (inputs, outputs) = self.function, self._state
+        # Of `self` body holds nothing: in a circle, it would keep parameters until Python's collector comes.
+        function, (inputs, outputs), traces, bounds = self.function, self._state, self._traces, self._bounds
         if isinstance(function, mlx.nn.Module) and inputs is None:
             inputs = function.state
             outputs = function.state if function.training and outputs is None else outputs
 
         def body(args: Tree, kwargs: Tree) -> Tree:
-            self.compilations += 1
+            traces.append(signature)
             inner: list[CoordinateMapKey] = []
-            args, kwargs = _inside((args, kwargs), signature, inner, self._bounds)
+            args, kwargs = _inside((args, kwargs), signature, inner, bounds)
             given: list[mx.array] = []  # what happened to an argument before
             _map((args, kwargs), lambda x: None if is_clear(x.status) else given.append(x.status))
             nonlocal plain
@@ -306,18 +311,20 @@ def _check_inside(x: SparseTensor, bounds: Bounds) -> None:
 
 def _slots(tree: Tree, arguments: list[CoordinateMapKey]) -> list[_Slot]:
     made: list[CoordinateMapKey] = []
-
-    def slot(key: CoordinateMapKey, unread: bool) -> _Slot:
-        if key in arguments:
-            return _Slot(arguments.index(key), -1, None, False, unread)
-        number = _place(key, made)
-        parent = key.parent
-        above = None if parent is None else slot(parent, True)
-        return _Slot(None, number, above, key._record.presorted, unread)
-
     slots: list[_Slot] = []
-    _map(tree, lambda x: slots.append(slot(x.key, is_clear(x.status))))
+    _map(tree, lambda x: slots.append(_slot(x.key, is_clear(x.status), arguments, made)))
     return slots
+
+
+def _slot(
+    key: CoordinateMapKey, unread: bool, arguments: list[CoordinateMapKey], made: list[CoordinateMapKey]
+) -> _Slot:
+    if key in arguments:
+        return _Slot(arguments.index(key), -1, None, False, unread)
+    number = _place(key, made)
+    parent = key.parent
+    above = None if parent is None else _slot(parent, True, arguments, made)
+    return _Slot(None, number, above, key._record.presorted, unread)
 
 
 def _attached(tree: Tree, slots: list[_Slot], arguments: list[CoordinateMapKey]) -> Tree:

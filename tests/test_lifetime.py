@@ -9,10 +9,13 @@ import threading
 
 import mlx.core as mx
 import mlx.nn
+import mlx.optimizers
+import mlx.utils
 import numpy as np
 import pytest
 
 import mlxsparse as ms
+from mlxsparse import blocks
 from mlxsparse.errors import IdentityError
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -50,6 +53,55 @@ def resident():
     except OSError:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
+
+
+def left_to_the_collector(run):
+    """Names of what is ours, or refers to an array, and was in a circle when `run` had ended.
+
+    A circle lives until Python's collector comes, which knows nothing of the memory behind an array.
+    """
+    run()  # caches and compilers leave things of their own
+    gc.collect()
+    gc.disable()
+    try:
+        run()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        found = [
+            f"{type(o).__module__}.{getattr(o, '__qualname__', type(o).__qualname__)}"
+            for o in gc.garbage
+            if type(o).__module__.startswith("mlxsparse")
+            or any(isinstance(part, mx.array) for part in gc.get_referents(o))
+        ]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    return found
+
+
+def train_a_step():
+    net = FourLevels()
+    step = ms.staged(mlx.nn.value_and_grad(net, lambda net, x: net(x).feats.square().mean()))
+    mx.eval(step(net, scan(1)))
+
+
+def attend():
+    net, x = ms.nn.SparseAttention(12, 2, window=4), scan(1)
+    mx.eval(mx.grad(lambda f: net(x.replace(f)).feats.sum())(mx.ones((x.capacity, 12))))
+
+
+def compress():
+    net, optimizer, x = FourLevels(), mlx.optimizers.Adam(1e-3), scan(1)
+    optimizer.init(net.trainable_parameters())
+    blocks.Pruner("channels", 0.5).attach(net)
+    optimizer.update(net, mlx.utils.tree_map(mx.ones_like, net.trainable_parameters()))
+    blocks.compress(net, sample=x, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("run", [train_a_step, attend, compress])
+def test_reference_counting_alone_frees(run):
+    assert left_to_the_collector(run) == []
 
 
 def test_memory_is_flat_over_2000_scans():

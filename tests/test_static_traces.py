@@ -18,6 +18,7 @@ from mlxsparse.backend.mail import Sent
 from mlxsparse.errors import CapacityError, TracedOnHostError
 
 from .static_cases import OPERATORS, eval_mode, frame, same, small_net, tensor, weight
+from .test_lifetime import left_to_the_collector
 
 
 def _lazy(name, input_names, output_names, source, header="", **_):
@@ -56,6 +57,16 @@ def test_operators_trace_without_a_read(lazy, name):
     for make in (step, plain):
         y = make(x)
         assert isinstance(y, ms.SparseTensor) and y.feats.shape[0] == y.coords.shape[0]
+
+
+def test_reference_counting_alone_frees_a_compiled_function(lazy):
+    def run():
+        net = eval_mode(small_net())
+        x = tensor(50, validate=False).with_capacity(64)
+        ms.compile(net)(x, capacity=(64, 64))
+        ms.compile(lambda x: ms.ops.max_pool3d(ms.ops.subm_conv3d(x, weight(4, 3, 4)), 2))(x)
+
+    assert left_to_the_collector(run) == []
 
 
 def test_fifty_frames_one_compilation_no_read(lazy, monkeypatch):

@@ -26,28 +26,34 @@ def cut_state(
     if set(state) == {"states"}:  # of a MultiOptimizer; all others have "step" as well
         return {"states": [cut_state(part, model, gathers) for part in state["states"]]}
 
-    def walk(here: Any, owner: Any, path: str) -> Any:
-        if isinstance(owner, mx.array):
-            module_path, _, name = path.rpartition(".")
-            gather = gathers.get(module_path)
-            return here if gather is None else _cut_entry(here, owner, gather(name), path)
-        if isinstance(here, dict):
-            return {k: step(v, owner, k, path) for k, v in here.items() if not k.endswith(SUFFIX)}
-        if isinstance(here, (list, tuple)):
-            return type(here)(step(v, owner, i, path) for i, v in enumerate(here))
-        return here
-
-    def step(value: Any, owner: Any, key: Any, path: str) -> Any:
-        path = f"{path}.{key}" if path else str(key)
-        try:
-            child = owner[key]
-        except (KeyError, IndexError, TypeError):
-            _require_numbers(value, path)  # "step", "learning_rate"
-            return value
-        return walk(value, child, path)
-
-    result: dict[str, Any] = walk(state, model, "")
+    result: dict[str, Any] = _cut(state, model, "", gathers)
     return result
+
+
+def _cut(here: Any, owner: Any, path: str, gathers: Mapping[str, Callable[[str], Gather]]) -> Any:
+    """`here`, the state of `owner`, which lies at `path` of the model."""
+    if isinstance(owner, mx.array):
+        module_path, _, name = path.rpartition(".")
+        gather = gathers.get(module_path)
+        return here if gather is None else _cut_entry(here, owner, gather(name), path)
+    if isinstance(here, dict):
+        parts = [(k, v) for k, v in here.items() if not k.endswith(SUFFIX)]
+        return {k: _cut_child(v, owner, k, path, gathers) for k, v in parts}
+    if isinstance(here, (list, tuple)):
+        return type(here)(_cut_child(v, owner, i, path, gathers) for i, v in enumerate(here))
+    return here
+
+
+def _cut_child(
+    value: Any, owner: Any, key: Any, path: str, gathers: Mapping[str, Callable[[str], Gather]]
+) -> Any:
+    path = f"{path}.{key}" if path else str(key)
+    try:
+        child = owner[key]
+    except (KeyError, IndexError, TypeError):
+        _require_numbers(value, path)  # "step", "learning_rate"
+        return value
+    return _cut(value, child, path, gathers)
 
 
 def _require_numbers(value: Any, path: str) -> None:

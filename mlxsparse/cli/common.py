@@ -133,15 +133,16 @@ def check_seed(seed: int) -> None:
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write JSON whole or not at all; NaN (the score of a class that is not there) becomes null."""
 
-    def plain(item: Any) -> Any:
-        if isinstance(item, dict):
-            return {key: plain(v) for key, v in item.items()}
-        if isinstance(item, (list, tuple)):
-            return [plain(v) for v in item]
-        return None if isinstance(item, float) and item != item else item
-
     with atomic_write(path) as stream:
-        stream.write((json.dumps(plain(value), indent=2) + "\n").encode())
+        stream.write((json.dumps(_without_nan(value), indent=2) + "\n").encode())
+
+
+def _without_nan(item: Any) -> Any:
+    if isinstance(item, dict):
+        return {key: _without_nan(v) for key, v in item.items()}
+    if isinstance(item, (list, tuple)):
+        return [_without_nan(v) for v in item]
+    return None if isinstance(item, float) and item != item else item
 
 
 # ---------------------------------------------------------------- option types

@@ -24,6 +24,7 @@ class Segments:
     def __init__(self, q: Side, k: Side):
         self.q, self.k = q, k
         self._kept: dict[Any, Any] = {}
+        self._turned: Segments | None = None
 
     def kept(self, name: Any, make: Callable[[], Kept]) -> Kept:
         """What an executor made from the segments, made once."""
@@ -36,10 +37,14 @@ class Segments:
     def count(self) -> int:
         return len(self.q.starts) - 1
 
-    @cached_property
+    @property
     def turned(self) -> Segments:
         """Keys as queries, and queries as keys."""
-        return self if self.q is self.k else Segments(self.k, self.q)
+        if self.q is self.k:
+            return self  # which keeps no reference to itself: it goes with the last one to it
+        if self._turned is None:
+            self._turned = Segments(self.k, self.q)
+        return self._turned
 
     @cached_property
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
