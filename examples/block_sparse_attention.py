@@ -47,6 +47,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=60)
     steps = parser.parse_args().steps
+    if steps < 1:
+        parser.error("--steps takes at least 1")
     rng = np.random.default_rng(0)
     mx.random.seed(0)
 

@@ -15,6 +15,7 @@ import mlxsparse as ms
 from mlxsparse import nn
 
 SHAPES = ("ball", "box", "tube", "ring", "cone")
+BATCH = 16  # clouds of a training step
 
 
 def shape(kind: str, rng: np.random.Generator, n: int = 600) -> np.ndarray:
@@ -74,9 +75,11 @@ class Classifier(mlx.nn.Module):
 def main(arguments: list[str] | None = None) -> float:
     """Train, and print the accuracy on clouds that were not trained on."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--clouds", type=int, default=320, help="training clouds")
+    parser.add_argument("--clouds", type=int, default=320, help="training clouds, at least one batch of 16")
     parser.add_argument("--steps", type=int, default=120)
     options = parser.parse_args(arguments)
+    if options.clouds < BATCH or options.steps < 1:
+        parser.error(f"--clouds takes at least {BATCH}, --steps at least 1")
     mx.set_default_device(mx.cpu)
     mx.random.seed(0)
 
@@ -89,7 +92,7 @@ def main(arguments: list[str] | None = None) -> float:
 
     step = ms.staged(mlx.nn.value_and_grad(model, loss))
     for i in range(options.steps):
-        chosen = rng.choice(len(points), 16, replace=False)
+        chosen = rng.choice(len(points), BATCH, replace=False)
         value, gradients = step(model, batch_of([points[k] for k in chosen]), mx.array(labels[chosen]))
         optimizer.update(model, gradients)
         if i % 20 == 0 or i == options.steps - 1:

@@ -48,6 +48,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
     steps = parser.parse_args().steps
+    if steps < 1:
+        parser.error("--steps takes at least 1")
     mx.set_default_device(mx.cpu)
     mx.random.seed(0)
     rng = np.random.default_rng(0)

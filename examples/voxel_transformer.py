@@ -44,6 +44,8 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--rings", type=int, default=48, help="of the simulated LiDAR")
     options = parser.parse_args(arguments)
+    if min(options.scenes, options.epochs, options.rings) < 1:
+        parser.error("--scenes, --epochs and --rings take at least 1")
     mx.set_default_device(mx.cpu)
 
     scenes = [street_scene(seed, rings=options.rings) for seed in range(options.scenes + 2)]

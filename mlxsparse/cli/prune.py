@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prune, print the table, write the directory."""
-    check_directory(options.output)
+    check_directory(options.output, options.weights)
     check_seed(options.seed)
     model, settings = task.load(options.weights)
     block = (options.block, options.block)

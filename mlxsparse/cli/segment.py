@@ -9,6 +9,8 @@ clouds are labelled in overlapping crops.
 from __future__ import annotations
 
 import argparse
+import sys
+import warnings
 
 import numpy as np
 
@@ -42,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Predict and write; the output appears whole or not at all."""
-    check_output_file(options.output)
+    check_output_file(options.output, options.cloud)
     check_label_extension(options.output)
     model, settings = task.load(options.weights)
     cloud = read_points(options.cloud)
@@ -56,7 +58,11 @@ def run(options: argparse.Namespace) -> int:
             precision=options.precision, progress=progress,
         )  # fmt: skip
     labels = np.where(answer < 0, 0, np.asarray(settings.classes)[np.maximum(answer, 0)])
-    write_labels(cloud, labels, options.output)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        write_labels(cloud, labels, options.output)
+    for warning in said:
+        print(f"mlxsparse: {warning.message}", file=sys.stderr)
     for index in range(len(settings.classes)):
         count = int(np.sum(answer == index))
         share = count / len(labels) if len(labels) else 0.0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import PointCloudError
-from .cloud import PointCloud, atomic_write, check_labels, check_range, column_names, structured
+from .cloud import PointCloud, atomic_write, check_labels, check_range, column_names, other_fields, structured
 
 #: Names under which an .npz keeps its points, best first.
 _POINTS = ("points", "xyz", "pc", "coord", "coords", "positions")
@@ -66,10 +66,10 @@ def read_npz(path: str | os.PathLike[str]) -> PointCloud:
 
 
 def write_npy_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[str]) -> None:
-    """Write any cloud as a structured .npy: x, y, z, its one-column number fields, and `label` (int32)."""
+    """Write any cloud as a structured .npy: x, y, z, its fields, and `label` (int32)."""
     labels = check_labels(labels, len(cloud))
     with atomic_write(path) as stream:
-        np.save(stream, structured(cloud, labels), allow_pickle=False)
+        np.save(stream, structured(cloud, labels, other_fields(cloud)), allow_pickle=False)
 
 
 def write_npz_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[str]) -> None:

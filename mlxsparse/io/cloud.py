@@ -77,23 +77,27 @@ def column_names(table: np.ndarray) -> list[str]:
     return ["x", "y", "z", *names]
 
 
-def written_fields(cloud: PointCloud) -> dict[str, np.ndarray]:
-    """The fields that `structured` writes beside x, y, z and the label: one number a point."""
-    return {name: v for name, v in cloud.fields.items()
-            if name not in ("x", "y", "z", "label") and v.ndim == 1 and v.dtype.kind in "iufb"}
+def other_fields(cloud: PointCloud) -> dict[str, np.ndarray]:
+    """The fields beside x, y, z and the label."""
+    return {name: v for name, v in cloud.fields.items() if name not in ("x", "y", "z", "label")}
 
 
-def structured(cloud: PointCloud, labels: np.ndarray) -> np.ndarray:
-    """Table (N,) of x, y, z (float64, or the fields that hold the same), `written_fields`, `label`."""
+def number_fields(cloud: PointCloud) -> dict[str, np.ndarray]:
+    """Those of them that hold one number a point."""
+    return {name: v for name, v in other_fields(cloud).items() if v.ndim == 1 and v.dtype.kind in "iufb"}
+
+
+def structured(cloud: PointCloud, labels: np.ndarray, fields: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Table (N,) of x, y, z (float64, or the fields that hold the same), `fields`, `label`."""
     columns = {}
     for i, axis in enumerate(("x", "y", "z")):
         own = cloud.fields.get(axis)
         same = own is not None and np.array_equal(own, cloud.points[:, i], equal_nan=True)
         columns[axis] = own if own is not None and same else cloud.points[:, i]
-    columns.update(written_fields(cloud))
+    columns.update(fields)
     check_range(labels, -(2**31), 2**31 - 1, "a label of 32 bits")
     columns["label"] = labels.astype(np.int32)
-    table = np.empty(len(cloud), [(name, np.asarray(v).dtype) for name, v in columns.items()])
+    table = np.empty(len(cloud), [(name, v.dtype, v.shape[1:]) for name, v in columns.items()])
     for name, values in columns.items():
         table[name] = values
     return table

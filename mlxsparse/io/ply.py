@@ -20,9 +20,9 @@ from .cloud import (
     check_columns,
     check_labels,
     check_range,
+    number_fields,
     optional_library,
     structured,
-    written_fields,
 )
 
 
@@ -66,13 +66,13 @@ def read_ply(path: str | os.PathLike[str]) -> PointCloud:
 def write_ply_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[str]) -> None:
     """Write a cloud again as PLY with a property `label` (int32), added or replaced.
 
-    A cloud of another format becomes a binary PLY of x, y, z and its one-column fields.
+    A cloud of another format becomes a binary PLY of x, y, z and its fields of one number a point.
     """
     labels = check_labels(labels, len(cloud))
     plyfile = _plyfile()
     check_labels_fit(cloud, labels)
     if cloud.format != "ply":
-        _write_new(structured(cloud, labels), path)
+        _write_new(structured(cloud, labels, number_fields(cloud)), path)
         return
     source = cloud.source
     old = source["vertex"].data
@@ -105,7 +105,7 @@ def check_labels_fit(cloud: PointCloud, labels: np.ndarray) -> None:
     """PointCloudError where the labels, or the names of the cloud's fields, cannot be written as PLY."""
     check_range(labels, -(2**31), 2**31 - 1, "a label of 32 bits")
     if cloud.format != "ply":
-        fields = written_fields(cloud)
+        fields = number_fields(cloud)
         _words(["x", "y", "z", *fields, "label"])
         for name, values in fields.items():
             _kind(name, values)

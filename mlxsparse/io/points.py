@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,7 +17,16 @@ import numpy as np
 
 from ..errors import PointCloudError
 from . import arrays, las, pcd, ply, raw, text
-from .cloud import EXTENSIONS, NAMES, PointCloud, check_labels, check_range, check_target
+from .cloud import (
+    EXTENSIONS,
+    NAMES,
+    PointCloud,
+    check_labels,
+    check_range,
+    check_target,
+    number_fields,
+    other_fields,
+)
 
 __all__ = ["PointCloud", "check_output", "output_format", "read_points", "sniff_format", "write_labels"]
 
@@ -134,8 +144,8 @@ def write_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[
     LAS and LAZ: `classification` is replaced; points, scales, offsets, CRS records and all fields are kept;
     the extension .las or .laz chooses compression, a name without one keeps it. A COPC file
     comes out as plain LAZ. PCD, PLY, npz, text: a `label` field is added (or replaced), the
-    encoding is kept. Any cloud can go to .ply and .npy (its fields and `label`), or its labels alone to
-    .label, which is what a .bin needs.
+    encoding is kept. Any cloud can go to .npy (its fields and `label`) and .ply (those of one number a
+    point: a warning names the others), or its labels alone to .label, which is what a .bin needs.
     The file appears whole or not at all. Raises PointCloudError for labels of another length or type, labels
     the format cannot hold, an extension of another format, or a cloud that was not read from a file.
     """
@@ -154,6 +164,11 @@ def write_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[
         "label": raw.write_label_file,
     }
     write[kind](cloud, labels, path)
+    if kind == "ply" and cloud.format != "ply":
+        lost = [name for name in other_fields(cloud) if name not in number_fields(cloud)]
+        if lost:
+            words = f"left out of {path!r}, as PLY holds one number a point: {', '.join(lost)}"
+            warnings.warn(f"{words}; .npy keeps them", stacklevel=2)
 
 
 def _read_head(path: str) -> bytes:

@@ -130,6 +130,31 @@ def test_segment_real_files(bare, tmp_path, name, capsys):
     assert ("no position" in capsys.readouterr().out) == bool(lost.any())
 
 
+def test_segment_says_what_a_ply_cannot_hold(bare, tmp_path, capsys):
+    kinds = [("x", "f8"), ("y", "f8"), ("z", "f8"), ("name", "U4"), ("normal", "f4", (3,)), ("age", "f4")]
+    cloud = np.zeros(9, kinds)
+    cloud["x"], cloud["name"], cloud["normal"], cloud["age"] = np.arange(9), "tree", [0, 0, 1], np.arange(9)
+    np.save(tmp_path / "a.npy", cloud)
+    for name, said in (("b.ply", "PLY holds one number a point: name, normal"), ("b.npy", "")):
+        assert run("segment", tmp_path / "a.npy", "--weights", bare, "-o", tmp_path / name) == 0
+        told = capsys.readouterr().err
+        assert said in told and bool(said) == ("left out" in told)
+    assert set(read_points(tmp_path / "b.ply").fields) == {"x", "y", "z", "age", "label"}
+    kept = np.load(tmp_path / "b.npy")
+    assert all(np.array_equal(kept[name], cloud[name]) for name in cloud.dtype.names)
+    assert kept.dtype.names == (*cloud.dtype.names, "label")
+
+
+def test_segment_does_not_write_over_its_cloud(bare, tmp_path, capsys):
+    np.save(tmp_path / "a.npy", np.zeros((5, 3)))
+    (tmp_path / "b.npy").symlink_to(tmp_path / "a.npy")
+    before = (tmp_path / "a.npy").read_bytes()
+    for name in ("a.npy", "b.npy"):
+        assert run("segment", tmp_path / "a.npy", "--weights", bare, "-o", tmp_path / name) == 2
+        assert "is the cloud itself" in capsys.readouterr().err
+    assert (tmp_path / "a.npy").read_bytes() == before
+
+
 def test_train_and_segment_semantic_kitti(tmp_path):
     rng = np.random.default_rng(0)
     table = np.column_stack([rng.uniform(-9, 9, (3000, 2)), rng.normal(0, 0.02, 3000), rng.random(3000)])

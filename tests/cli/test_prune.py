@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -85,6 +86,14 @@ def test_bad_requests_are_one_line(trained, tmp_path, capsys):
         main(["prune", cloud, "--weights", weights, "-o", out, "--sparsity", "1"])
     assert exit.value.code == 2
     assert not (tmp_path / "out").exists()
+
+
+def test_weights_are_not_written_over(trained, capsys):
+    cloud, weights = trained
+    before = {p.name: p.read_bytes() for p in Path(weights).iterdir()}
+    assert main(["prune", cloud, "--weights", weights, "-o", f"{weights}/."]) == 2
+    assert "where the weights are read from" in capsys.readouterr().err
+    assert {p.name: p.read_bytes() for p in Path(weights).iterdir()} == before
 
 
 @pytest.fixture(scope="module")
