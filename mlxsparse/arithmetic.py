@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .backend.features import check_channels, scalar
+from .backend.features import check_channels, filled_padding, scalar
 from .errors import DTypeError, IdentityError
 
 HINT = (
@@ -14,21 +14,32 @@ HINT = (
 )
 
 
-def operation(symbol: str, function: Callable[[Any, Any], Any]) -> Any:
-    """Method for an operator between tensors with the same key, or a tensor and a scalar."""
+def operation(symbol: str, function: Callable[[Any, Any], Any], divisor: int | None = None) -> Any:
+    """Method for an operator between tensors with the same key, or a tensor and a scalar.
+
+    divisor: which argument of `function` divides the other.
+    """
 
     def method(self: Any, other: Any) -> Any:
         if isinstance(other, type(self)):
             require_same_key(self, other, symbol)
             check_channels(symbol, self.feats, other.feats)
-            clean = symbol != "/" and self.clean and other.clean
-            return self.replace(function(self.feats, other.feats), clean=clean).noting(other)
+            clean = divisor is None and self.clean and other.clean
+            left, right = _operand(self, divisor == 0), _operand(other, divisor == 1)
+            return self.replace(function(left, right), clean=clean).noting(other)
         if (factor := scalar(other)) is not None:
-            return self.replace(function(self.feats, factor))
+            return self.replace(function(_operand(self, divisor == 0), factor))
         got = type(other).__name__
         raise DTypeError(f"SparseTensor {symbol} takes one with the same key or a scalar, got {got}. {HINT}")
 
     return method
+
+
+def _operand(x: Any, divides: bool) -> Any:
+    """Features with numbers in padding rows whose results and gradients are numbers, to be thrown away."""
+    if x._key is not None and x._key.full:
+        return x.feats
+    return filled_padding(x.feats, x.active_rows, 1) if divides or not x.clean else x.feats
 
 
 def require_same_key(a: Any, b: Any, name: str) -> None:

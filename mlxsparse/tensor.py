@@ -314,11 +314,11 @@ class SparseTensor(tuple):
     __add__ = operation("+", operator.add)
     __sub__ = operation("-", operator.sub)
     __mul__ = operation("*", operator.mul)
-    __truediv__ = operation("/", operator.truediv)
+    __truediv__ = operation("/", operator.truediv, divisor=1)
     __radd__ = operation("+", lambda a, b: b + a)
     __rsub__ = operation("-", lambda a, b: b - a)
     __rmul__ = operation("*", lambda a, b: b * a)
-    __rtruediv__ = operation("/", lambda a, b: b / a)
+    __rtruediv__ = operation("/", lambda a, b: b / a, divisor=0)
 
     def __neg__(self) -> SparseTensor:
         return self.replace(-self.feats, clean=self.clean)

@@ -7,15 +7,16 @@ a gradient holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import mlx.nn
 from mlx.utils import tree_flatten
 
 from .backend import pace
+from .backend.status import is_clear
 from .coords import CoordinateMapKey
 from .errors import TransformError
 from .tensor import SparseTensor, sequence_like
@@ -34,9 +35,9 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function if module is None else type(module).__call__)
     def run(*args: Any, **kwargs: Any) -> Any:
-        keys: list[CoordinateMapKey] = []
-        _visit((args, kwargs), lambda x: keys.append(x.key))
-        results: list[CoordinateMapKey | None] = []
+        keys: list[_Identity] = []
+        _visit((args, kwargs), lambda x: keys.append((x.key, is_clear(x.status))))
+        results: list[_Identity] = []
 
         def body(parameters: Any, args: Any, kwargs: Any) -> Any:
             if module is not None:
@@ -48,7 +49,7 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
                 name = getattr(function, "__name__", type(function).__name__)
                 raise TransformError(f"checkpoint: {name} returned {result!r}, no array and no SparseTensor")
             results.clear()
-            _visit(result, lambda x: results.append(x._key))
+            _visit(result, lambda x: results.append((x._key, is_clear(x.status))))
             return result
 
         parameters = {} if module is None else module.trainable_parameters()
@@ -96,11 +97,14 @@ def _visit(tree: Any, act: Callable[[SparseTensor], Any]) -> None:
             _visit(value, act)
 
 
-def _restore(tree: Any, keys: Any) -> Any:
+_Identity: TypeAlias = "tuple[CoordinateMapKey | None, bool]"  # the key, and whether no error is known of
+
+
+def _restore(tree: Any, keys: Iterator[_Identity]) -> Any:
     """`tree` with the next key put on each sparse tensor that it holds."""
     if isinstance(tree, SparseTensor):
-        key = next(keys)
-        return tree if key is None else SparseTensor._of(key, tree.feats)
+        key, clear = next(keys)
+        return tree if key is None else SparseTensor._of(key, tree.feats, *(() if clear else (tree,)))
     if isinstance(tree, dict):
         return {name: _restore(value, keys) for name, value in tree.items()}
     if isinstance(tree, (list, tuple)):

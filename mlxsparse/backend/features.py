@@ -58,5 +58,10 @@ def check_channels(symbol: str, a: mx.array, b: mx.array) -> None:
 
 def zero_padding(feats: mx.array, active_rows: mx.array) -> mx.array:
     """feats (capacity, C) with 0 in the rows from `active_rows` on, whatever they held."""
+    return filled_padding(feats, active_rows, 0)
+
+
+def filled_padding(feats: mx.array, active_rows: mx.array, value: int) -> mx.array:
+    """As `zero_padding`, with `value` there."""
     live = (mx.arange(feats.shape[0]) < active_rows)[:, None]
-    return mx.where(live, feats, mx.zeros((), feats.dtype))
+    return mx.where(live, feats, mx.array(value, feats.dtype))

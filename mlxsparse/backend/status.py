@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import weakref
 from collections.abc import Iterator
 
@@ -98,22 +99,27 @@ def report(wrong: mx.array, bit: int) -> None:
 
 
 def _tell(status: mx.array) -> None:
-    for seen in _watching:
+    for seen in _here.watching:
         seen.append(status)
 
 
-_watching: list[list[mx.array]] = []
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.watching: list[list[mx.array]] = []  # of this thread: another one traces something else
+
+
+_here = _Here()
 
 
 @contextlib.contextmanager
 def watching() -> Iterator[list[mx.array]]:
     """The statuses of all sets that are created inside."""
     seen: list[mx.array] = []
-    _watching.append(seen)
+    _here.watching.append(seen)
     try:
         yield seen
     finally:
-        _watching.pop()
+        _here.watching.pop()
 
 
 def raise_for(status: mx.array) -> None:

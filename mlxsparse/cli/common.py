@@ -76,7 +76,7 @@ def need_library(name: str, what: str) -> None:
 # ---------------------------------------------------------------- output
 
 
-def _check_other(path: str, read: str, what: str) -> None:
+def check_other(path: str, read: str, what: str) -> None:
     """UsageError if the output `path` is `read`, which the command reads."""
     if all(map(os.path.exists, (path, read))) and os.path.samefile(path, read):
         raise UsageError(f"the output {path!r} is {what}; name another")
@@ -87,7 +87,7 @@ def check_directory(path: str, weights: str = "") -> None:
 
     UsageError if it is `weights`, a directory that is read.
     """
-    _check_other(path, weights, "where the weights are read from")
+    check_other(path, weights, "where the weights are read from")
     target = Path(path).absolute()
     while not target.exists() and target != target.parent:
         target = target.parent
@@ -116,7 +116,7 @@ def make_directory(path: str) -> Path:
 def check_output_file(path: str, cloud: str) -> None:
     """PointCloudError if a file at `path` could not be made; UsageError if it is `cloud`, which is read."""
     target = Path(path)
-    _check_other(path, cloud, "the cloud itself")
+    check_other(path, cloud, "the cloud itself")
     if target.is_dir():
         raise PointCloudError(f"the output {path!r} is a directory; name a file")
     check_target(path)

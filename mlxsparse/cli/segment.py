@@ -16,7 +16,7 @@ import numpy as np
 
 from ..io.points import check_output, read_points, write_labels
 from ..tasks import segmentation as task
-from .common import check_label_extension, check_output_file, positive, progress_bar
+from .common import check_label_extension, check_other, check_output_file, positive, progress_bar
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +48,7 @@ def run(options: argparse.Namespace) -> int:
     check_label_extension(options.output)
     model, settings = task.load(options.weights)
     cloud = read_points(options.cloud)
+    check_other(options.output, cloud.details.get("labels", ""), "where the cloud's classes are read from")
     # 0 is "never classified" in LAS: the answer for points without a finite position.
     lost = [] if np.isfinite(cloud.points).all() else [0]
     check_output(cloud, [*settings.classes, *lost], options.output)

@@ -12,6 +12,18 @@ from ..engine.sorting import Bounds
 from ..errors import CoordinateRangeError, DTypeError, DuplicateCoordinatesError, ShapeError
 from .geometry import Triple
 
+MOST_ITEMS = 1 << 24  # that are assumed without a word: each takes 8 bytes and more
+
+
+def items_up_to(last: int) -> int:
+    """Batch items where `last` is the highest number; CoordinateRangeError where that can hardly be meant."""
+    if last >= MOST_ITEMS:
+        raise CoordinateRangeError(
+            f"the batch number {last} would make {last + 1} items: pass batch_size= if so many are meant, "
+            "active_rows= if it marks padding"
+        )
+    return last + 1
+
 
 def check_coordinates(coords: Any) -> mx.array:
     """`coords` as an (n, 4) int32 MLX array; ShapeError or DTypeError."""

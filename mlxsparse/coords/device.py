@@ -27,7 +27,7 @@ from ..engine.index import LIMIT, build_index
 from ..engine.sorting import bounds_of
 from ..errors import CapacityError, CoordinateRangeError, MLXSparseError
 from . import ahead, static
-from .checks import check_duplicates, check_range
+from .checks import check_duplicates, check_range, items_up_to
 from .geometry import Kernel, Triple
 from .keys import PADDING, CoordinateMapKey, Record, host_rows
 
@@ -72,7 +72,7 @@ def inserted(
         raise MLXSparseError(
             "coords were refused by the device's check and pass the host's; please report this"
         )
-    size = ends[1][0] + 1 if batch_size is None else batch_size
+    size = items_up_to(ends[1][0]) if batch_size is None else batch_size
     extent = kernel_sites.extent_between(ends, size)
     record = Record(coords, count, stride, size, None, spatial_shape, False, extent)
     record.steps, record.own = root, own

@@ -27,7 +27,7 @@ from ..engine.index import build_index
 from ..engine.sorting import bounds_of, columns_of
 from ..errors import CapacityError, ShapeError
 from . import device, static
-from .checks import check_coordinates, check_duplicates, check_range
+from .checks import check_coordinates, check_duplicates, check_range, items_up_to
 from .geometry import Kernel, Triple, TripleLike, divide, multiply, parent_shape, triple, whole
 from .kernel_map import KernelMap
 from .keys import (
@@ -98,7 +98,7 @@ class CoordinateManager:
         if validate and bounds is not None:
             check_range(bounds, batch_size, shape)
         if batch_size is None:
-            batch_size = bounds.high[0] + 1 if bounds is not None else 0
+            batch_size = items_up_to(bounds.high[0]) if bounds is not None else 0
         if count < len(rows):
             array = mx.concatenate(
                 [array[:count], mx.broadcast_to(mx.array(PADDING), (len(rows) - count, 4))]

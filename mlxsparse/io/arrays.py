@@ -27,8 +27,9 @@ def read_npy(path: str | os.PathLike[str]) -> PointCloud:
 def read_npz(path: str | os.PathLike[str]) -> PointCloud:
     """Read an .npz: the points are the array `points`, `xyz`, `pc`, `coord`, or the only table (N, C >= 3).
 
-    Other arrays of N values become fields, but for those named x, y or z: the points have these already.
-    `labels` is called `label`; PointCloudError where the file has both and they differ.
+    Other arrays of N rows become fields, but for those named x, y or z: the points have these already.
+    Classes, N integers named `label` or `labels`, are the field `label`; PointCloudError where the file has
+    both and they differ.
     """
     path = os.fspath(path)
     # NumPy gives members that are no arrays as bytes.
@@ -46,11 +47,11 @@ def read_npz(path: str | os.PathLike[str]) -> PointCloud:
     columns = {
         name: values
         for name, values in arrays.items()
-        if name not in (key, "x", "y", "z") and values.shape == (len(points),) and values.dtype.kind in "iufb"
+        if name not in (key, "x", "y", "z", "label", "labels") and values.shape[:1] == (len(points),)
     }
-    if "labels" in columns:
-        labels = columns.pop("labels")
-        if not np.array_equal(columns.setdefault("label", labels), labels):
+    for name in _classes(arrays, len(points)):
+        labels = arrays[name].reshape(-1)
+        if not np.array_equal(fields.setdefault("label", labels), labels):
             raise PointCloudError(
                 f"{path!r} has both label and labels, and they differ; remove the one that is not the class"
             )
@@ -73,16 +74,37 @@ def write_npy_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathL
 
 
 def write_npz_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[str]) -> None:
-    """Write a cloud of `read_npz` again, every array as it was, with the array `label` (int32)."""
+    """Write a cloud of `read_npz` again, every array as it was, with the array `label` (int32).
+
+    It takes the place of the classes that were there; PointCloudError where `label` is something else.
+    """
     labels = check_labels(labels, len(cloud))
     check_range(labels, -(2**31), 2**31 - 1, "a label of 32 bits")
-    arrays = {name: values for name, values in cloud.source.items() if name not in ("label", "labels")}
+    check_npz(cloud)
+    old = _classes(cloud.source, len(cloud))
+    arrays = {name: values for name, values in cloud.source.items() if name not in old}
     arrays["label"] = labels.astype(np.int32)
     # As np.savez_compressed does, whose own arguments no array may be named after: file, allow_pickle.
     with atomic_write(path) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, values in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, values, allow_pickle=False)
+
+
+def check_npz(cloud: PointCloud) -> None:
+    """PointCloudError where the array `label` of a cloud of `read_npz` is no classes, which would be lost."""
+    if "label" in cloud.source and "label" not in _classes(cloud.source, len(cloud)):
+        shape = cloud.source["label"].shape
+        raise PointCloudError(
+            f"{cloud.path!r} has an array 'label' of shape {shape}, which is no class a point: rename it"
+        )
+
+
+def _classes(arrays: dict[str, np.ndarray], count: int) -> list[str]:
+    """Which arrays are classes: one number a point."""
+    shapes = (count,), (count, 1)
+    named = [name for name in ("label", "labels") if name in arrays]
+    return [name for name in named if arrays[name].shape in shapes and arrays[name].dtype.kind in "iufb"]
 
 
 def _load(path: str) -> Any:

@@ -19,6 +19,7 @@ from ..errors import PointCloudError
 from .cloud import PointCloud, atomic_write, check_labels, check_range, optional_library
 
 _KEYS = set("VERSION FIELDS COLUMNS SIZE TYPE COUNT WIDTH HEIGHT VIEWPOINT POINTS DATA".split())
+PADDING = "_ "  # begins the names of padding here: no word of a header has a blank
 _ENCODINGS = ("ascii", "binary", "binary_compressed")
 _TYPES = {f"{kind.upper()}{size}": f"<{kind}{size}"
           for kind, sizes in (("i", (1, 2, 4, 8)), ("u", (1, 2, 4, 8)), ("f", (4, 8))) for size in sizes}
@@ -109,7 +110,7 @@ def _parse(content: bytes) -> PcdSource:
     if not names:
         raise PointCloudError("the PCD header has no FIELDS line")
     # Padding is written as `_`, possibly several times; a dtype wants names that differ.
-    names = [f"_{i}" if name == "_" else name for i, name in enumerate(names)]
+    names = [f"{PADDING}{i}" if name == "_" else name for i, name in enumerate(names)]
     if len(set(names)) != len(names):
         raise PointCloudError(f"the PCD header names a field twice: {' '.join(names)}")
     sizes = values.get("SIZE", ["4"] * len(names))
@@ -189,7 +190,7 @@ def _header(lines: list[bytes], names: list[str], types: list[str], counts: list
     """The header as it was, with the lines that describe the fields written anew."""
     described = {"SIZE": [kind[1:] for kind in types], "TYPE": [kind[0] for kind in types],
                  "COUNT": [str(count) for count in counts]}
-    shown = ["_" if name.startswith("_") and name[1:].isdigit() else name for name in names]
+    shown = ["_" if _is_padding(name) else name for name in names]
     out: list[bytes] = []
     for line in lines:
         key = line.split(None, 1)[0].decode("latin-1").upper() if line.strip() else ""
@@ -212,9 +213,13 @@ def _fields(source: PcdSource) -> dict[str, np.ndarray]:
             bits = values.view("<u4")  # 0xAARRGGBB, also where the header calls it a float
             channels = {"red": 16, "green": 8, "blue": 0, **({"alpha": 24} if name == "rgba" else {})}
             fields.update({key: (bits >> shift).astype(np.uint8) for key, shift in channels.items()})
-        elif not name.startswith("_"):
+        elif not _is_padding(name):
             fields[name] = values
     return fields
+
+
+def _is_padding(name: str) -> bool:
+    return name.startswith(PADDING)
 
 
 def _decode_ascii(rows: list[bytes], dtype: np.dtype, count: int, names: list[str],

@@ -134,6 +134,8 @@ def check_output(cloud: PointCloud, classes: Sequence[int], path: str | os.PathL
         pcd.label_type(labels)
     elif kind in ("npy", "npz"):
         check_range(labels, -(2**31), 2**31 - 1, "a label of 32 bits")
+        if kind == "npz":
+            arrays.check_npz(cloud)
     elif kind == "label":
         raw.check_labels_fit(labels)
 
@@ -169,6 +171,16 @@ def write_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[
         if lost:
             words = f"left out of {path!r}, as PLY holds one number a point: {', '.join(lost)}"
             warnings.warn(f"{words}; .npy keeps them", stacklevel=2)
+    if kind in ("ply", "npy") and cloud.format == "npz":
+        named = ("label", "labels")  # which may be something else than classes
+        lost = [
+            name
+            for name, a in cloud.source.items()
+            if a.shape[:1] != (len(cloud),) or (name in named and "label" not in cloud.fields)
+        ]
+        if lost:
+            words = f"left out of {path!r}, which has what points have alone: {', '.join(lost)}"
+            warnings.warn(f"{words}; .npz keeps them", stacklevel=2)
 
 
 def _read_head(path: str) -> bytes:

@@ -47,7 +47,8 @@ def read_bin(path: str | os.PathLike[str]) -> PointCloud:
         )
     names = ("intensity", "ring")[: table.shape[1] - 3]
     fields = {name: np.ascontiguousarray(table[:, 3 + i]) for i, name in enumerate(names)}
-    fields.update(_labels_beside(Path(path), len(table)))
+    place = _labels_place(Path(path))
+    fields.update({} if place is None else _labels_of(place, Path(path).name, len(table)))
     kind = "nuscenes" if five else "kitti"
     return PointCloud(
         table[:, :3].astype(np.float64),
@@ -55,7 +56,10 @@ def read_bin(path: str | os.PathLike[str]) -> PointCloud:
         source=table,
         path=path,
         format=kind,
-        details={"columns": " ".join(("x y z", *names)) + ", float32"},
+        details={
+            "columns": " ".join(("x y z", *names)) + ", float32",
+            **({} if place is None else {"labels": str(place)}),
+        },
     )
 
 
@@ -64,24 +68,25 @@ def _has_rings(values: np.ndarray) -> bool:
     return bool(np.all((ring >= 0) & (ring <= _MAX_RING) & (ring == np.floor(ring))))
 
 
-def _labels_beside(path: Path, count: int) -> dict[str, np.ndarray]:
+def _labels_place(path: Path) -> Path | None:
     places = path.with_suffix(".label"), path.parent.parent / "labels" / f"{path.stem}.label"
-    for place in places:
-        if place.is_file():
-            try:
-                content = place.read_bytes()
-            except (OSError, MemoryError) as error:
-                raise PointCloudError(
-                    f"cannot read {str(place)!r}: {error}; move it away to read {path.name!r} without labels"
-                ) from error
-            if len(content) != 4 * count:
-                raise PointCloudError(
-                    f"{str(place)!r} has {len(content)} bytes; {count} points need {4 * count}, one uint32 "
-                    "each; mend it or move it away"
-                )
-            codes = np.frombuffer(content, "<u4")
-            return {"label": (codes & 0xFFFF).astype(np.int32), "instance": (codes >> 16).astype(np.int32)}
-    return {}
+    return next((place for place in places if place.is_file()), None)
+
+
+def _labels_of(place: Path, cloud: str, count: int) -> dict[str, np.ndarray]:
+    try:
+        content = place.read_bytes()
+    except (OSError, MemoryError) as error:
+        raise PointCloudError(
+            f"cannot read {str(place)!r}: {error}; move it away to read {cloud!r} without labels"
+        ) from error
+    if len(content) != 4 * count:
+        raise PointCloudError(
+            f"{str(place)!r} has {len(content)} bytes; {count} points need {4 * count}, one uint32 "
+            "each; mend it or move it away"
+        )
+    codes = np.frombuffer(content, "<u4")
+    return {"label": (codes & 0xFFFF).astype(np.int32), "instance": (codes >> 16).astype(np.int32)}
 
 
 def check_labels_fit(labels: np.ndarray) -> None:

@@ -50,7 +50,7 @@ def collate(tensors: Sequence[SparseTensor]) -> SparseTensor:
     key = head.manager.insert(
         coords, head.stride, batch_size=sum(sizes), spatial_shape=head.spatial_shape, validate=False
     )
-    y = SparseTensor._of(key, mx.concatenate([x.feats[:n] for x, n in zip(tensors, counts)]))
+    y = SparseTensor._of(key, mx.concatenate([x.feats[:n] for x, n in zip(tensors, counts)]), *tensors)
     if any(x.key.fixed_capacity for x in tensors):
         return y.with_capacity(sum(x.capacity for x in tensors))
     return y
@@ -77,7 +77,7 @@ def decollate(x: SparseTensor) -> list[SparseTensor]:
         sites = coords[a:b].copy()
         sites[:, 0] = 0
         key = x.manager.insert(sites, x.stride, batch_size=1, spatial_shape=x.spatial_shape, validate=False)
-        item = SparseTensor._of(key, part)
+        item = SparseTensor._of(key, part, x)
         items.append(item.with_capacity(x.capacity) if x.key.fixed_capacity else item)
     return items
 

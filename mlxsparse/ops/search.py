@@ -25,7 +25,7 @@ def knn(
     Nearest first, ties by lower row; -1 and inf where the item has fewer than k sites. Distances are
     Euclidean, in lattice units of x, from the query to the integer coordinates of a site (a voxel's
     corner: the centre of the voxel that holds point p is at ``(p - origin) / voxel_size - 0.5``).
-    Exact in float64. Indices have no gradient.
+    Exact in float64. Neither has a gradient.
 
     Args:
         queries: positions (Q, 3), any real numbers; or coordinates (Q, 4) int32 (batch, x, y, z); or a

@@ -10,7 +10,7 @@ import numpy as np
 from ..backend import host
 from ..coords import CoordinateMapKey, static
 from ..coords.checks import check_coordinates
-from ..coords.geometry import Triple
+from ..coords.geometry import Triple, whole
 from ..engine import index as engine
 from ..engine import rows_kernel
 from ..engine.rows import take_rows
@@ -142,7 +142,7 @@ def take_sites(x: SparseTensor, rows: np.ndarray) -> SparseTensor:
     )
     if key.fixed_capacity:
         new = key.manager.resized(new, key.capacity, fixed=True)
-    return SparseTensor._of(new, take_rows(x.feats, padded(rows, new.capacity)))
+    return SparseTensor._of(new, take_rows(x.feats, padded(rows, new.capacity)), x)
 
 
 def _flags(x: SparseTensor, mask: Any) -> mx.array:
@@ -206,7 +206,7 @@ def intersection_key(keys: tuple[CoordinateMapKey, ...], name: str, capacity: in
 
 
 def _created(key: CoordinateMapKey, sites: np.ndarray, capacity: int | None, name: str) -> CoordinateMapKey:
-    if capacity is not None and capacity < len(sites):
+    if capacity is not None and (capacity := whole(capacity, "capacity", -1)) < len(sites):
         raise CapacityError(f"{name}: capacity={capacity} is too small, the result has {len(sites)} sites")
     manager = key.manager
     new = manager.created(sites, key.stride, key.batch_size, spatial_shape=key.spatial_shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def save(path: str | os.PathLike[str], x: SparseTensor) -> None:
     """
     check_tensor(x)
     x.check()
-    key, target = x.key, Path(path)
+    key, target = x.key, Path(os.path.realpath(path))  # a link keeps pointing where it did
     coords = np.array(host.view(x.coords))
     coords[key.count :] = (-1, 0, 0, 0)
     feats = zero_padding(x.feats, x.active_rows)
@@ -52,7 +53,7 @@ def save(path: str | os.PathLike[str], x: SparseTensor) -> None:
         "active_rows": json.dumps(key.count),
         "fixed_capacity": json.dumps(key.fixed_capacity),
     }
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         # Not mx.save_safetensors, which refuses arrays without elements in some versions.
         temporary.write_bytes(_bytes(arrays, metadata))

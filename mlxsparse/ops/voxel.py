@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from ..backend import host
 from ..backend.features import as_features, check_features
 from ..coords import CoordinateManager, default_manager
-from ..coords.checks import check_coordinates
+from ..coords.checks import check_coordinates, items_up_to
 from ..coords.geometry import TripleLike, whole
 from ..engine import interpolate
 from ..engine.index import lookup
@@ -24,6 +25,7 @@ from ..errors import CoordinateRangeError, DTypeError, MLXSparseError, ShapeErro
 from ..tensor import SparseTensor
 
 REDUCTIONS = ("mean", "sum", "max", "min", "first")
+COARSE = 16  # steps of float32 that a voxel is wide at least where positions are features
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,8 @@ class Voxels:
         """Features at points: (N, C), differentiable in the voxels' features.
 
         points (N, 3) in the unit of the voxelized ones, "nearest" by default those themselves; batch
-        (N,) their batch numbers. feats: the tensor to read, for example a network's output on these
-        voxels; default `tensor`.
+        (N,) their batch numbers, needed where there are several items. feats: the tensor to read, for
+        example a network's output on these voxels; default `tensor`.
 
         "nearest" is the voxel that contains the point, 0 where that is not there. "trilinear"
         interpolates between the 8 voxel centres around the point; voxels that are not there share
@@ -71,6 +73,8 @@ class Voxels:
             raise MLXSparseError(f"feats has stride {source.stride}, the voxels {self.tensor.stride}")
         if points is None and mode == "trilinear":
             raise MLXSparseError('devoxelize(mode="trilinear") needs points: pass the cloud')
+        if points is None and batch is not None:
+            raise MLXSparseError("devoxelize: batch says which items `points` are of, and there are none")
         if points is None:
             if source.key is not self.tensor.key:
                 rows = lookup(source.key.index, host.view(self.tensor.coords))
@@ -81,6 +85,8 @@ class Voxels:
         else:
             xyz, wide = _points(points)
             cells, valid = quantise(xyz, wide, np.array(self.origin), np.array(self.voxel_size), None)
+            if batch is None and source.batch_size > 1:
+                raise MLXSparseError(f"the voxels are of {source.batch_size} batch items: pass batch (N,)")
             items = np.zeros(len(xyz), np.int64) if batch is None else _batch(batch, len(xyz))
             if mode == "trilinear":
                 return self._between(source, xyz.astype(np.float64 if wide else np.float32), items, valid)
@@ -164,7 +170,8 @@ def voxelize(
 
     Args:
         points: (N, 3) x, y, z.
-        feats: (N, C) float features, differentiable when an MLX array; default points - origin.
+        feats: (N, C) float features, differentiable when an MLX array; default points - origin, with a
+            warning where float32 is coarse beside the voxels.
         voxel_size: edge length, one number or (x, y, z), in the points' unit.
         batch: (N,) integers, the batch item of each point; default 0.
         origin: corner of site (0, 0, 0); default the lower bound, else 0.
@@ -184,11 +191,12 @@ def voxelize(
     limits = None
     if bounds is not None:
         limits = _numbers(bounds)
-        limits = np.array([]) if limits is None else limits.reshape(-1)
-        if limits.shape != (6,) or not np.all(limits[:3] <= limits[3:]):
+        flat = np.array([]) if limits is None else limits.reshape(-1)
+        if limits is None or limits.shape not in ((2, 3), (6,)) or not np.all(flat[:3] <= flat[3:]):
             raise MLXSparseError(
                 f"bounds must be (lower, upper), each (x, y, z) with lower <= upper, got {bounds!r}"
             )
+        limits = flat
     start = (np.zeros(3) if limits is None else limits[:3]) if origin is None else _three(origin, "origin")
     if not np.all(np.isfinite(start)):
         raise MLXSparseError(f"origin and the lower bound must be finite, got {start.tolist()}")
@@ -197,7 +205,14 @@ def voxelize(
             whole(value, name, 1)
     if reduce not in REDUCTIONS:
         raise MLXSparseError(f"reduce must be one of {REDUCTIONS}, got {reduce!r}")
-    values, far = _from_origin(xyz, start) if feats is None else (check_features(feats), False)
+    values: mx.array | np.ndarray
+    far = False
+    if feats is not None:
+        values = check_features(feats)
+    elif isinstance(points, mx.array):  # differentiable in them
+        values = points - mx.array(start.astype(np.float32))
+    else:
+        values, far = _from_origin(xyz, start, size)
     if values.shape[0] != len(xyz):
         raise ShapeError(f"feats has {values.shape[0]} rows for {len(xyz)} points")
 
@@ -207,7 +222,7 @@ def voxelize(
     items = None if batch is None else _batch(batch, len(xyz))
     last = -1 if len(xyz) == 0 else 0 if items is None else int(items.max())
     if batch_size is None:
-        batch_size = 1 if items is None else last + 1
+        batch_size = 1 if items is None else items_up_to(last)
     elif last >= whole(batch_size, "batch_size"):
         raise CoordinateRangeError(f"batch has number {last}, but batch_size={batch_size}")
     if items is None:
@@ -261,14 +276,29 @@ def coalesce(
 # ---------------------------------------------------------------- parts
 
 
-def _from_origin(xyz: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, bool]:
-    """float32, and whether some lie past it."""
+def _from_origin(xyz: np.ndarray, start: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, bool]:
+    """float32, and whether some lie past it. A warning where that is coarse beside the voxels."""
     try:
         with np.errstate(over="raise"):
-            return (xyz - start).astype(np.float32), False
+            values, far = (xyz - start).astype(np.float32), False
     except FloatingPointError:
         with np.errstate(over="ignore"):
-            return (xyz - start).astype(np.float32), True
+            values, far = (xyz - start).astype(np.float32), True
+    largest = _largest(values)
+    apart = np.spacing(np.float32(largest))
+    if COARSE * apart > size.min():
+        warnings.warn(
+            f"the features are points - origin in float32, whose numbers are {apart:.2g} apart at "
+            f"{largest:.7g}, and voxels {size.min():.2g} wide: pass an origin near the points, or feats",
+            stacklevel=3,
+        )
+    return values, far
+
+
+def _largest(values: np.ndarray) -> float:
+    """The largest absolute value of those that are finite."""
+    largest = max(-float(values.min(initial=0)), float(values.max(initial=0)))
+    return largest if np.isfinite(largest) else _largest(values[np.isfinite(values)])
 
 
 def _three(value: Any, name: str) -> np.ndarray:

@@ -24,9 +24,12 @@ def to_numpy(array: mx.array) -> Array:
 
 
 def from_numpy(coords: Array, feats: Array, dtype: mx.Dtype = mx.float32, **tensor: Any) -> SparseTensor:
-    """SparseTensor of NumPy arrays; `tensor` are its keywords."""
-    rows = mx.array(np.array(np.asarray(coords).reshape(-1, 4), dtype=np.int32, order="C"))
-    return SparseTensor(rows, mx.array(np.array(feats, order="C")).astype(dtype), **tensor)
+    """SparseTensor of NumPy arrays; `tensor` are its keywords. ValueError for coordinates past int32."""
+    sites = np.asarray(coords).reshape(-1, 4)
+    rows = np.array(sites, dtype=np.int32, order="C")
+    if not np.array_equal(rows, sites):
+        raise ValueError("coordinates must be whole numbers of 32 bits")
+    return SparseTensor(mx.array(rows), mx.array(np.array(feats, order="C")).astype(dtype), **tensor)
 
 
 def active_part(x: SparseTensor) -> tuple[Array, Array]:

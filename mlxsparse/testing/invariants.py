@@ -2,8 +2,9 @@
 
 Coordinates are (N, 4) integers (batch, x, y, z), features (N, C), both NumPy. A check compares outputs by
 site, so that a declared row order does not matter to it, and raises AssertionError with the first differing
-site. Tolerances are those of NumPy: |got - want| <= atol + rtol * |want|. `mlxsparse.testing.adapt` turns an
-operator on SparseTensors into such a callable.
+site; so it does for a site that an output has twice, and for NaN from numbers. Tolerances are those of
+NumPy: |got - want| <= atol + rtol * |want|. `mlxsparse.testing.adapt` turns an operator on SparseTensors into
+such a callable.
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ def _sorted(coords: Array, feats: Array) -> tuple[Array, Array]:
 def assert_same_sites(
     got: tuple[Array, Array], want: tuple[Array, Array], what: str, rtol: float = 0.0, atol: float = 0.0
 ) -> None:
-    """Both sides have the same sites and, site by site, the same features."""
+    """Both sides have the same sites, each once, and, site by site, the same features."""
     (got_coords, got_feats), (want_coords, want_feats) = _sorted(*got), _sorted(*want)
     got_set, want_set = ({tuple(site) for site in side.tolist()} for side in (got_coords, want_coords))
     missing, extra = sorted(want_set - got_set)[:3], sorted(got_set - want_set)[:3]
     if missing or extra or len(got_coords) != len(want_coords):
         counts = f"{len(got_coords)} sites instead of {len(want_coords)}"
         raise AssertionError(f"{what}: {counts}; missing {missing}, unexpected {extra}")
+    _check_once(got_coords, what)
     if got_feats.shape != want_feats.shape:
         raise AssertionError(f"{what}: features of shape {got_feats.shape} instead of {want_feats.shape}")
     wrong = ~np.isclose(got_feats, want_feats, rtol=rtol, atol=atol, equal_nan=True)
@@ -58,9 +60,31 @@ def assert_same_sites(
         )
 
 
-def _pairing(a: Array, b: Array) -> tuple[float, float]:
+def _check_once(coords: Array, what: str) -> None:
+    sites = np.asarray(coords).reshape(-1, 4)
+    sites = sites[np.lexsort(sites.T)]
+    twice = np.flatnonzero((sites[1:] == sites[:-1]).all(axis=1))
+    if len(twice):
+        raise AssertionError(f"{what}: the site {tuple(sites[twice[0]].tolist())} is there more than once")
+
+
+def _called(f: Operator, coords: Array, feats: Array) -> tuple[Array, Array]:
+    """f(coords, feats), whose sites are there once, and without NaN if feats are finite."""
+    out_coords, out = f(coords, feats)
+    _check_once(out_coords, "output")
+    lost = np.isnan(np.asarray(out, dtype=np.float64))
+    if lost.any() and np.isfinite(np.asarray(feats, dtype=np.float64)).all():
+        site = tuple(np.asarray(out_coords)[np.argwhere(lost)[0][0]].tolist())
+        raise AssertionError(f"output: {int(lost.sum())} of {lost.size} values are NaN; first at site {site}")
+    return out_coords, out
+
+
+def _pairing(a: Array, b: Array, what: str) -> tuple[float, float]:
     """sum(a * b), and the size of its terms, against which an error is small or not."""
-    terms = np.asarray(a, dtype=np.float64) * np.asarray(b, dtype=np.float64)
+    a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if a.shape != b.shape:
+        raise AssertionError(f"{what} have shapes {a.shape} and {b.shape}, which must be equal")
+    terms = a * b
     return float(terms.sum()), float(np.abs(terms).sum())
 
 
@@ -68,8 +92,8 @@ def check_permutation_equivariance(
     f: Operator, coords: Array, feats: Array, permutation: Array, *, rtol: float = 0.0, atol: float = 0.0
 ) -> None:
     """f(P x) has the sites and values of f(x)."""
-    got = f(coords[permutation], feats[permutation])
-    assert_same_sites(got, f(coords, feats), "rows permuted", rtol, atol)
+    got = _called(f, coords[permutation], feats[permutation])
+    assert_same_sites(got, _called(f, coords, feats), "rows permuted", rtol, atol)
 
 
 def check_translation_equivariance(
@@ -85,21 +109,21 @@ def check_translation_equivariance(
     """f(x moved by `shift`) is f(x) moved by `out_shift`, which is `shift` unless given (shift / stride)."""
     moved = np.array(coords)
     moved[:, 1:] += np.asarray(shift, dtype=moved.dtype)
-    want_coords, want_feats = f(coords, feats)
+    want_coords, want_feats = _called(f, coords, feats)
     want_coords = np.array(want_coords)
     want_coords[:, 1:] += np.asarray(shift if out_shift is None else out_shift, dtype=want_coords.dtype)
     what = f"coordinates moved by {tuple(shift)}"
-    assert_same_sites(f(moved, feats), (want_coords, want_feats), what, rtol, atol)
+    assert_same_sites(_called(f, moved, feats), (want_coords, want_feats), what, rtol, atol)
 
 
 def check_batch_independence(
     f: Operator, coords: Array, feats: Array, *, rtol: float = 0.0, atol: float = 0.0
 ) -> None:
     """Each batch item alone gives its part of f on the whole batch."""
-    whole_coords, whole_feats = f(coords, feats)
+    whole_coords, whole_feats = _called(f, coords, feats)
     for batch in np.unique(coords[:, 0]):
         rows, out_rows = coords[:, 0] == batch, whole_coords[:, 0] == batch
-        alone = f(coords[rows], feats[rows])
+        alone = _called(f, coords[rows], feats[rows])
         assert_same_sites(
             (whole_coords[out_rows], whole_feats[out_rows]), alone, f"batch item {batch} alone", rtol, atol
         )
@@ -120,21 +144,21 @@ def check_linearity(
     atol: float = 0.0,
 ) -> None:
     """f(a x + b y) = a f(x) + b f(y). An operator with a bias is not linear."""
-    out_coords, fx = f(coords, feats)
-    other_coords, fy = f(coords, other)
+    out_coords, fx = _called(f, coords, feats)
+    other_coords, fy = _called(f, coords, other)
     if not np.array_equal(out_coords, other_coords):
         raise AssertionError("linearity: the output sites depend on the features")
     combined = (a * np.asarray(feats) + b * np.asarray(other)).astype(feats.dtype)
     want = a * np.asarray(fx, dtype=np.float64) + b * np.asarray(fy, dtype=np.float64)
-    assert_same_sites(f(coords, combined), (out_coords, want), f"f({a} x + {b} y)", rtol, atol)
+    assert_same_sites(_called(f, coords, combined), (out_coords, want), f"f({a} x + {b} y)", rtol, atol)
 
 
 def check_adjointness(
     f: Operator, gradient: Gradient, coords: Array, feats: Array, cotangent: Array, *, rtol: float = 1e-5
 ) -> None:
     """<f(x), g> = <x, gradient(x, g)> for a linear f: the feature gradient is its transpose."""
-    left, scale_left = _pairing(f(coords, feats)[1], cotangent)
-    right, scale_right = _pairing(feats, gradient(coords, feats, cotangent))
+    left, scale_left = _pairing(_called(f, coords, feats)[1], cotangent, "output and cotangent")
+    right, scale_right = _pairing(feats, gradient(coords, feats, cotangent), "features and gradient")
     if not abs(left - right) <= rtol * max(scale_left, scale_right):
         raise AssertionError(f"adjointness: <f(x), g> = {left!r} but <x, f'(g)> = {right!r}")
 
@@ -151,15 +175,26 @@ def check_finite_differences(
     rtol: float = 1e-2,
     seed: int = 0,
 ) -> None:
-    """Along random v, d/dt <f(x + t v), g> at t = 0 is <v, gradient(x, g)>, by central differences."""
+    """Along random v, d/dt <f(x + t v), g> at t = 0 is <v, gradient(x, g)>, by central differences.
+
+    v is 1 or -1 everywhere, so that errors of many entries do not add up as the gradient of a row that is
+    missing does: both sides may differ by `rtol` of the root of the sum of squares of the terms. Integer
+    features are moved as float32.
+    """
     rng = np.random.default_rng(seed)
-    analytic = gradient(coords, feats, cotangent)
+    analytic = np.asarray(gradient(coords, feats, cotangent), dtype=np.float64)
+    kind = feats.dtype if np.issubdtype(feats.dtype, np.floating) else np.dtype(np.float32)
+    g = np.asarray(cotangent, dtype=np.float64)
     for number in range(directions):
         v = rng.choice([-1.0, 1.0], size=feats.shape)
-        ahead, scale = _pairing(f(coords, (feats + step * v).astype(feats.dtype))[1], cotangent)
-        behind, _ = _pairing(f(coords, (feats - step * v).astype(feats.dtype))[1], cotangent)
-        slope = (ahead - behind) / (2 * step)
-        want, want_scale = _pairing(v, analytic)
-        # float32 features round f by some 1e-7 of its terms, which the difference divides by the step
-        if not abs(slope - want) <= rtol * max(abs(slope), want_scale) + 1e-6 * scale / step:
+        more, less = ((feats + sign * step * v).astype(kind) for sign in (1, -1))
+        ahead, behind = (np.asarray(_called(f, coords, x)[1], dtype=np.float64) for x in (more, less))
+        _pairing(ahead, g, "output and cotangent")
+        _pairing(v, analytic, "features and gradient")
+        slope = float(((ahead - behind) * g).sum() / (2 * step))
+        terms = (more.astype(np.float64) - less) / (2 * step) * analytic  # the step as it was rounded
+        # float32 rounds f by some 1e-7 of itself, which the difference divides by the step
+        rounding = 1e-6 * np.linalg.norm(ahead * g) / step
+        want = float(terms.sum())
+        if not abs(slope - want) <= rtol * max(abs(slope), float(np.linalg.norm(terms))) + rounding:
             raise AssertionError(f"direction {number}: finite difference {slope!r}, gradient {want!r}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -213,9 +215,9 @@ def test_sites_end_one_before_the_last_power():
     last = 2.0**30
     for p in (-last + 0.5, -last, last):
         with pytest.raises(CoordinateRangeError, match="2\\*\\*30"):
-            mlxsparse.voxelize(np.array([[p, 0, 0]]), voxel_size=1.0)
+            mlxsparse.voxelize(np.array([[p, 0, 0]]), np.ones((1, 1), np.float32), voxel_size=1.0)
     points = np.array([[-last + 1, 0, 0], [last - 0.5, 0, 0]])
-    made = mlxsparse.voxelize(points, voxel_size=1.0).tensor
+    made = mlxsparse.voxelize(points, np.ones((2, 1), np.float32), voxel_size=1.0).tensor
     assert made.coords.tolist() == [[0, -(2**30) + 1, 0, 0], [0, 2**30 - 1, 0, 0]]
     assert ops.lookup(made, made.coords).tolist() == [0, 1]
 
@@ -253,3 +255,42 @@ def test_sizes_that_are_no_float32_numbers(size):
     with pytest.raises(CoordinateRangeError, match="float64"):
         mlxsparse.voxelize(mx.array(points), None, size)
     assert mlxsparse.voxelize(points, None, 1e39).tensor.coords[:, 1].tolist() == [-1, 0]
+
+
+def test_default_features_of_mlx_points_are_differentiable():
+    points = mx.array([[0.25, 0.5, 0.5], [1.5, 0.25, 0.125], [1.25, 0.5, 0.5]])
+    total = lambda p: (mlxsparse.voxelize(p, voxel_size=1.0).tensor.feats ** 2).sum()  # noqa: E731
+    given = lambda p: (mlxsparse.voxelize(p, p, 1.0).tensor.feats ** 2).sum()  # noqa: E731
+    assert mx.grad(total)(points).tolist() == mx.grad(given)(points).tolist() != [[0] * 3] * 3
+
+
+def test_coarse_default_features_are_told_of():
+    points = np.array([500_000.0, 4_649_776.0, 200.0]) + np.random.default_rng(0).random((50, 3)) * 5
+    with pytest.warns(UserWarning, match=r"are 0.5 apart at 464978\d, and voxels 0.05 wide: pass an origin"):
+        mlxsparse.voxelize(points, voxel_size=0.05)
+    points[3] = np.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mlxsparse.voxelize(points, voxel_size=0.05, origin=(500_000, 4_649_776, 200))
+        mlxsparse.voxelize(points, np.ones((50, 1), np.float32), voxel_size=0.05)
+
+
+def test_devoxelize_asks_for_batch_numbers():
+    points, batch = np.full((2, 3), 0.5), np.array([0, 1])
+    voxels = mlxsparse.voxelize(points, np.array([[1.0], [2.0]], np.float32), 1.0, batch=batch)
+    for mode in ("nearest", "trilinear"):
+        assert voxels.devoxelize(points, mode, batch=batch).tolist() == [[1], [2]]
+        with pytest.raises(MLXSparseError, match="2 batch items: pass batch"):
+            voxels.devoxelize(points, mode)
+    with pytest.raises(MLXSparseError, match="there are none"):
+        voxels.devoxelize(batch=batch)
+
+
+def test_bounds_are_corners_and_batch_numbers_in_reach():
+    points = np.array([[0.5, 0.5, 0.5]])
+    for bounds in ([[0, 0, 0], [1, 1, 1]], [0, 0, 0, 1, 1, 1]):
+        assert mlxsparse.voxelize(points, voxel_size=1.0, bounds=bounds).tensor.num_active == 1
+    with pytest.raises(MLXSparseError, match="bounds must be"):
+        mlxsparse.voxelize(points, voxel_size=1.0, bounds=[[0, 1], [0, 1], [0, 1]])
+    with pytest.raises(CoordinateRangeError, match="batch number 2147483647 .*batch_size="):
+        mlxsparse.voxelize(points, voxel_size=1.0, batch=np.array([2**31 - 1]))

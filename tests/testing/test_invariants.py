@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxsparse.errors import ShapeError
-from mlxsparse.testing import invariants, oracle, strategies
+from mlxsparse.testing import adapt, invariants, oracle, strategies
 
 WEIGHT = np.random.default_rng(0).integers(-3, 4, size=(2, 3, 2, 3, 2)).astype(np.float64)
 
@@ -132,3 +132,87 @@ def test_sites_that_a_narrow_hash_would_merge_are_drawn(bits):
 
     with pytest.raises(AssertionError):
         packed()
+
+
+def line(n, channels=4):
+    rng = np.random.default_rng(n)
+    coords = np.column_stack([np.zeros(n, int), np.arange(n), np.zeros((n, 2), int)])
+    return coords, *rng.standard_normal((2, n, channels)).astype(np.float32)
+
+
+def squashed(coords, feats):
+    return coords, np.tanh(feats)
+
+
+def slope_of(coords, feats, cotangent):
+    return cotangent * (1 - np.tanh(feats) ** 2)
+
+
+@pytest.mark.parametrize("n", [1, 25, 300, 1000])
+def test_a_row_without_a_gradient_is_noticed_at_any_size(n):
+    coords, feats, cotangent = line(n)
+    invariants.check_finite_differences(squashed, slope_of, coords, feats, cotangent, directions=8)
+
+    def missing(coords, feats, cotangent):
+        made = slope_of(coords, feats, cotangent)
+        made[n // 2] = 0
+        return made
+
+    with pytest.raises(AssertionError, match="finite difference"):
+        invariants.check_finite_differences(squashed, missing, coords, feats, cotangent, directions=8)
+
+
+def test_a_missing_gradient_is_noticed_beside_large_values():
+    coords, feats, cotangent = line(20)
+    far = lambda c, x: (c, np.tanh(x) + np.float32(1000))  # noqa: E731
+    invariants.check_finite_differences(far, slope_of, coords, feats, cotangent)
+    with pytest.raises(AssertionError, match="finite difference"):
+        invariants.check_finite_differences(far, lambda c, x, g: 0 * g, coords, feats, cotangent)
+
+
+def test_integer_features_are_moved_too():
+    coords, feats, cotangent = line(5)
+    whole = np.arange(20).reshape(5, 4) - 9
+    halved = lambda c, x: (c, np.tanh(x / 9))  # noqa: E731
+    slope = lambda c, x, g: g * (1 - np.tanh(x / 9) ** 2) / 9  # noqa: E731
+    invariants.check_finite_differences(halved, slope, coords, whole, cotangent)
+
+
+LAWS = {
+    "permutation": lambda f, c, x: invariants.check_permutation_equivariance(f, c, x, np.argsort(-c[:, 1])),
+    "translation": lambda f, c, x: invariants.check_translation_equivariance(f, c, x, (1, 2, 3)),
+    "batch": invariants.check_batch_independence,
+    "linearity": lambda f, c, x: invariants.check_linearity(f, c, x, x),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_no_law_passes_nan_or_repeated_sites(law):
+    coords, feats, _ = line(5)
+    with pytest.raises(AssertionError, match="are NaN; first at site"):
+        LAWS[law](lambda c, x: (c, np.full_like(x, np.nan)), coords, feats)
+    with pytest.raises(AssertionError, match="more than once"):
+        LAWS[law](lambda c, x: (np.concatenate([c, c]), np.concatenate([x, x])), coords, feats)
+
+
+def test_sites_are_compared_as_often_as_they_are_there():
+    feats = np.ones((3, 1))
+    with pytest.raises(AssertionError, match=r"\(0, 0, 0, 0\) is there more than once"):
+        invariants.assert_same_sites((SITES[[0, 0, 1]], feats), (SITES[[0, 1, 1]], feats), "x")
+
+
+def test_shapes_do_not_broadcast_in_gradient_laws():
+    coords, feats, cotangent = line(5)
+    total = lambda c, x: (c, x.sum(axis=1, keepdims=True))  # noqa: E731
+    spread = lambda c, x, g: np.repeat(g.sum(axis=1, keepdims=True), 4, axis=1)  # noqa: E731
+    for law in (invariants.check_adjointness, invariants.check_finite_differences):
+        with pytest.raises(AssertionError, match="shapes"):
+            law(total, lambda c, x, g: g, coords, feats, cotangent[:, :1])
+        with pytest.raises(AssertionError, match="shapes"):
+            law(total, spread, coords, feats, cotangent)
+
+
+def test_coordinates_that_do_not_fit_are_refused():
+    for site in ([0, 2**32 + 5, 0, 0], [0, 1.7, 0, 0]):
+        with pytest.raises(ValueError, match="whole numbers of 32 bits"):
+            adapt.from_numpy(np.array([site]), np.ones((1, 1)))

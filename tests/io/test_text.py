@@ -1,0 +1,127 @@
+"""Headers, separators and rows of text files, and what classes of other files become."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mlxsparse.cli.main import main
+from mlxsparse.errors import PointCloudError
+from mlxsparse.io.points import check_output, read_points, write_labels
+
+
+def read(tmp_path, text):
+    (tmp_path / "a.csv").write_text(text)
+    return read_points(tmp_path / "a.csv")
+
+
+def labelled(tmp_path, text, label=7):
+    cloud = read(tmp_path, text)
+    write_labels(cloud, np.full(len(cloud), label), tmp_path / "b.csv")
+    return (tmp_path / "b.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "id,easting,northing,height\n1,500000.1,4649776.2,12.5\n",
+        "Easting Northing Height Class\n1 2 3 4\n",
+        "y,x,z\n1,2,3,4\n",
+        "z y x x\n1 2 3 4\n",
+        "\nu;v;w;q\n1;2;3;4\n",
+    ],
+)
+def test_a_header_that_does_not_name_the_columns_is_refused(text, tmp_path):
+    with pytest.raises(PointCloudError, match="names its columns .*# in front"):
+        read(tmp_path, text)
+    header = text.strip().split("\n", 1)[0]
+    points = read(tmp_path, text.replace(header, f"# {header}")).points
+    row = text.strip().split("\n")[-1].replace(";", " ").replace(",", " ")
+    assert points[0].tolist() == [float(v) for v in row.split()[:3]]
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "point"),
+    [
+        ("x,y,z,class\n1 2 3 4\n", "x y z label", [1, 2, 3]),
+        ("x y z class\n1,2,3,4\n", "x y z label", [1, 2, 3]),
+        ("Z_m,Y_m,X_m\n1,2,3\n", "z y x", [3, 2, 1]),
+        ("x [m];y [m];z (metres);i\n1;2;3;4\n", "x y z intensity", [1, 2, 3]),
+        ("x y z class labels\n1 2 3 4 5\n", "x y z label labels", [1, 2, 3]),
+        ("lon lat height\n1 2 3\n", "x y z", [1, 2, 3]),
+    ],
+)
+def test_headers_that_name_the_columns(text, fields, point, tmp_path):
+    cloud = read(tmp_path, text)
+    assert list(cloud.fields) == fields.split() and cloud.points[0].tolist() == point
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("x\ty\tz\n1.0\t2.0\t3.0\n", "x\ty\tz\tlabel\n1.0\t2.0\t3.0\t7\n"),
+        ("x\ty\tz\tlabel\n1.0\t2.0\t3.0\t9\n", "x\ty\tz\tlabel\n1.0\t2.0\t3.0\t7\n"),
+        ("x y z  label i\n1  2 3   5  6\n", "x y z  label i\n1  2 3   7  6\n"),
+        ("x,y,z\n1 2 3\n", "x,y,z,label\n1 2 3 7\n"),
+        ("x; y; label; z\n1; 2; 5; 3\n", "x; y; label; z\n1; 2;7; 3\n"),
+    ],
+)
+def test_separators_stay(text, wanted, tmp_path):
+    assert labelled(tmp_path, text) == wanted
+
+
+def test_arrays_of_an_npz_that_are_no_classes_stay(tmp_path):
+    points, names = np.zeros((6, 3)), np.array(["ground", "car"])
+    colors, when = np.ones((6, 3)), np.zeros(6, "M8[s]")
+    np.savez(tmp_path / "a.npz", points=points, labels=names, colors=colors, when=when)
+    cloud = read_points(tmp_path / "a.npz")
+    assert set(cloud.fields) == {"x", "y", "z", "colors", "when"}
+    write_labels(cloud, np.arange(6), tmp_path / "b.npz")
+    kept = np.load(tmp_path / "b.npz")
+    assert set(kept.files) == {"points", "labels", "colors", "when", "label"}
+    assert kept["labels"].tolist() == names.tolist() and np.array_equal(kept["colors"], colors)
+    with pytest.warns(UserWarning, match="left out of .*b.npy.*: labels"):
+        write_labels(cloud, np.arange(6), tmp_path / "b.npy")
+    assert np.array_equal(np.load(tmp_path / "b.npy")["colors"], colors)
+    with pytest.warns(UserWarning) as told:
+        write_labels(cloud, np.arange(6), tmp_path / "b.ply")
+    assert "PLY holds one number a point: colors, when" in str(told[0].message) and len(told) == 2
+
+
+def test_classes_of_an_npz_as_a_column_and_as_scores(tmp_path):
+    np.savez(tmp_path / "a.npz", points=np.zeros((4, 3)), labels=np.arange(4)[:, None])
+    cloud = read_points(tmp_path / "a.npz")
+    assert cloud.fields["label"].tolist() == [0, 1, 2, 3]
+    write_labels(cloud, np.arange(4), tmp_path / "b.npz")
+    assert set(np.load(tmp_path / "b.npz").files) == {"points", "label"}
+    np.savez(tmp_path / "a.npz", points=np.zeros((4, 3)), label=np.eye(4))
+    cloud = read_points(tmp_path / "a.npz")
+    assert "label" not in cloud.fields
+    for refuse in (check_output, write_labels):
+        with pytest.raises(PointCloudError, match=r"'label' of shape \(4, 4\)"):
+            refuse(cloud, np.arange(4), tmp_path / "b.npz")
+
+
+def test_the_classes_that_are_read_beside_a_bin_are_not_written_over(tmp_path, capsys):
+    np.arange(28, dtype=np.float32).reshape(7, 4).tofile(tmp_path / "a.bin")
+    (7 << 16 | np.arange(7, dtype=np.uint32) % 2).tofile(tmp_path / "a.label")
+    before = (tmp_path / "a.label").read_bytes()
+    assert read_points(tmp_path / "a.bin").details["labels"] == str(tmp_path / "a.label")
+    weights = tmp_path / "w"
+    options = "--epochs 1 --channels 4,8 --voxel-size 1 --no-relief"
+    assert main(["train", str(tmp_path / "a.bin"), *options.split(), "-o", str(weights)]) == 0
+    segment = ["segment", str(tmp_path / "a.bin"), "--weights", str(weights), "-o", str(tmp_path / "a.label")]
+    assert main(segment) == 2 and "classes are read from" in capsys.readouterr().err
+    assert (tmp_path / "a.label").read_bytes() == before
+
+
+def test_names_of_a_pcd_that_begin_as_padding_does(tmp_path):
+    header = "VERSION 0.7\nFIELDS x y z _ _1 _w _\nSIZE 4 4 4 1 4 4 1\nTYPE F F F U F F U\n"
+    header += "COUNT 1 1 1 4 1 1 2\n"
+    header += "WIDTH 1\nHEIGHT 1\nPOINTS 1\nDATA ascii\n1 2 3 0 0 0 0 8 9 0 0\n"
+    (tmp_path / "a.pcd").write_text(header)
+    cloud = read_points(tmp_path / "a.pcd")
+    assert set(cloud.fields) == {"x", "y", "z", "_1", "_w"} and cloud.fields["_1"].tolist() == [8]
+    write_labels(cloud, np.array([5]), tmp_path / "b.pcd")
+    written = (tmp_path / "b.pcd").read_text()
+    assert "FIELDS x y z _ _1 _w _ label" in written and written.endswith("1 2 3 0 0 0 0 8 9 0 0 5\n")
