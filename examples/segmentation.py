@@ -37,6 +37,8 @@ def main(arguments: list[str] | None = None) -> float:
     parser.add_argument("--rings", type=int, default=64, help="of the simulated LiDAR")
     parser.add_argument("--page", metavar="FILE", help="write the labelled scene as a page to look at")
     options = parser.parse_args(arguments)
+    if options.page and not Path(options.page).absolute().parent.is_dir():
+        parser.error(f"--page {options.page}: there is no such directory")
     if min(options.scenes, options.epochs, options.rings) < 1:
         parser.error("--scenes, --epochs and --rings take at least 1")
     mx.set_default_device(mx.cpu)

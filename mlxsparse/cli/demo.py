@@ -92,8 +92,8 @@ def run(options: argparse.Namespace) -> int:
     }
     write_json(folder / "report.json", {**summary, **report})
     print(
-        f"wrote {folder}: scene.png, training.png, prediction.ply, weights, report.json; "
-        f"{seconds:.0f} s in all"
+        f"wrote {folder}: scene.png, training.png, scene.laz, truth.ply, prediction.ply, weights, "
+        f"report.json; {seconds:.0f} s in all"
     )
     return 0
 

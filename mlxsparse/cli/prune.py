@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from pathlib import Path
 
 from ..io.points import read_points
-from ..tasks import pruning
+from ..tasks import data, pruning
 from ..tasks import segmentation as task
 from ..tasks.scenes import cloud_of
 from .common import (
+    UsageError,
     check_directory,
     check_seed,
     fraction,
@@ -103,9 +105,17 @@ def parts_of(
 ) -> tuple[list[task.Part], list[task.Part]]:
     """(training, held-out) parts of the clouds, else of the demo's scenes."""
     if options.clouds:
-        parts = [task.split(read_points(path), settings, options.val_split) for path in options.clouds]
+        parts = []
+        for path in options.clouds:
+            cloud = read_points(path)
+            parts.append(task.split(cloud, settings, options.val_split))
+            if other := data.other_classes(cloud, settings):
+                print(f"{path}: {other} that the weights do not know, left out", file=sys.stderr)
         return [a for a, _ in parts], [b for _, b in parts]
     make = KINDS[options.kind][0]
     seeds = [*range(options.scenes), *range(HELD_OUT_SEEDS, HELD_OUT_SEEDS + options.held_out)]
-    whole = [task.split(cloud_of(make(seed)), settings, 0)[0] for seed in seeds]
+    scenes = [cloud_of(make(seed)) for seed in seeds]
+    if other := data.other_classes(scenes[0], settings):
+        raise UsageError(f"without clouds the demo's scenes are used, and these weights do not know {other}")
+    whole = [task.split(scene, settings, 0)[0] for scene in scenes]
     return whole[: options.scenes], whole[options.scenes :]

@@ -22,7 +22,7 @@ from ..io.points import read_points
 from ..ops.voxel import Voxels, voxelize
 from ..viz.colours import ASPRS
 from ..viz.page import CLASS_FIELDS, cloud_page
-from .common import check_output_file
+from .common import UsageError, check_output_file
 from .train import positive, positive_float
 
 MAX_POINTS = 2_000_000
@@ -51,6 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Read, thin or voxelize, write; the page appears whole or not at all."""
     check_output_file(options.output, options.cloud)
+    if Path(options.output).suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"the output {options.output!r} is a page: name it .html")
     write_page(
         read_points(options.cloud), options.output, voxel=options.voxel, color=options.color,
         classes=options.classes, names=options.names, max_points=options.max_points,

@@ -18,7 +18,8 @@ from ..backend.kernel_coords import MAX_ROWS
 from ..backend.kernel_sites import Extent
 from ..backend.library import begin
 from ..backend.status import combined, fitted
-from .geometry import Kernel, Triple
+from ..errors import CapacityError
+from .geometry import Kernel, Triple, whole
 from .keys import PADDING, CoordinateMapKey, Record
 
 
@@ -151,6 +152,8 @@ def selected(key: CoordinateMapKey, keep: mx.array) -> tuple[CoordinateMapKey, m
 
 def joined(keys: Sequence[CoordinateMapKey], capacity: int, *, common: bool) -> CoordinateMapKey:
     """New key of the sites of all keys (common) or of any, sorted, in `capacity` rows."""
+    if (capacity := whole(capacity, "capacity", -1)) < 0:
+        raise CapacityError(f"capacity must be at least 0, got {capacity}")
     first, sources = keys[0]._record, [key._record for key in keys]
     coords = first.coords if common else mx.concatenate([source.coords for source in sources])
     n = coords.shape[0]

@@ -58,11 +58,12 @@ def optional_library(name: str, what: str) -> Any:
                               "install it with: pip install 'mlxsparse[io]'") from error
 
 
-def column_names(table: np.ndarray) -> list[str]:
+def column_names(table: np.ndarray, *, pts: bool = False) -> list[str]:
     """Names for the columns of a nameless table (N, C >= 3), x y z first.
 
     A fourth of four is intensity; three whole-numbered ones from 0 to 255 are red, green, blue, and one after
-    them is alpha, one before them intensity; the others are column_4, column_5, ...
+    them is alpha, one before them intensity; the others are column_4, column_5, ... pts: of a .pts file,
+    which begins with the number of points, and has intensity before its colours.
     """
     extra = table.shape[1] - 3
     names = [f"column_{i + 4}" for i in range(extra)]
@@ -70,6 +71,8 @@ def column_names(table: np.ndarray) -> list[str]:
     colour = ["red", "green", "blue"]
     if extra == 1:
         names = ["intensity"]
+    elif pts and extra == 4 and all(whole[1:]):
+        names = ["intensity", *colour]
     elif extra in (3, 4) and all(whole[:3]):
         names = [*colour, "alpha"][:extra]
     elif extra == 4 and all(whole[1:]):

@@ -84,9 +84,9 @@ def read_text(path: str | os.PathLike[str]) -> PointCloud:
             f"{path!r}, line {lost + 1}, {shown[:60]!r}: no row of three or more numbers and nothing else; "
             "mend it, or put # before it if it is no point"
         )
-    if names is None:
-        names = column_names(table)
     count = _stated_count(before)
+    if names is None:
+        names = column_names(table, pts=count is not None)
     if count is not None and count != len(rows):
         raise PointCloudError(f"{path!r} says it has {count} points; {len(rows)} rows are there")
     fields = {name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(names)}

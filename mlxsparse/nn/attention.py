@@ -6,11 +6,13 @@ import mlx.core as mx
 from mlx.nn import Module
 
 from .. import ops
-from ..coords.geometry import TripleLike
+from ..coords.geometry import TripleLike, triple, whole
 from ..engine import dense
 from ..engine.activation import gelu
-from ..errors import MLXSparseError, ShapeError
-from ..tensor import SparseTensor
+from ..engine.curves import ORDERS
+from ..errors import DTypeError, MLXSparseError, ShapeError
+from ..ops.attention import check_turns, number
+from ..tensor import FLOATS, SparseTensor
 from .conv import SubmConv3d
 from .layers import Linear
 from .norm import LayerNorm
@@ -27,12 +29,13 @@ class RoPE3d(Module):
 
     def __init__(self, dims: int, traditional: bool = True, base: float = 10000.0, scale: float = 1.0):
         super().__init__()
+        dims, (base, scale) = whole(dims, "dims"), check_turns(base, scale)
         if dims % 2 or dims < 6:
             raise ShapeError(f"RoPE3d needs an even number of at least 6 channels a head, got {dims}")
         self.dims, self.traditional, self.base, self.scale = dims, traditional, base, scale
 
     def __call__(self, x: SparseTensor, a: mx.array) -> mx.array:
-        if a.ndim != 3 or a.shape[2] != self.dims:
+        if isinstance(a, mx.array) and (a.ndim != 3 or a.shape[2] != self.dims):
             raise ShapeError(f"RoPE3d({self.dims}) got an array of shape {tuple(a.shape)}")
         return ops.rope3d(x, a, base=self.base, scale=self.scale, traditional=self.traditional)
 
@@ -72,10 +75,16 @@ class SparseAttention(Module):
         bias: bool = True,
     ):
         super().__init__()
-        if num_heads < 1 or dims % num_heads:
+        dims, num_heads = whole(dims, "dims", 1), whole(num_heads, "num_heads", 1)
+        if dims % num_heads:
             raise ShapeError(f"num_heads={num_heads} must divide dims={dims}")
         if mode not in MODES:
             raise MLXSparseError(f"mode must be one of {MODES}, got {mode!r}")
+        if order not in ORDERS:
+            raise MLXSparseError(f"order must be one of {ORDERS}, got {order!r}")
+        patch_size = whole(patch_size, "patch_size", 1)
+        triple(window, "window", least=1)
+        triple(shift, "shift")
         self.num_heads, self.head_dims, self.mode = num_heads, dims // num_heads, mode
         self.window, self.shift, self.patch_size, self.order = window, shift, patch_size, order
         if context_dims is None:
@@ -84,7 +93,7 @@ class SparseAttention(Module):
                 self.rope = RoPE3d(dims // num_heads)
         else:
             self.q = Linear(dims, dims, bias)
-            self.kv = Linear(context_dims, 2 * dims, bias)
+            self.kv = Linear(whole(context_dims, "context_dims", 1), 2 * dims, bias)
         if qk_norm:
             self.q_scale = mx.ones((num_heads, dims // num_heads))
             self.k_scale = mx.ones((num_heads, dims // num_heads))
@@ -114,6 +123,9 @@ class SparseAttention(Module):
         if isinstance(context, SparseTensor):
             k, v = self._split(self.kv(context).feats, 2)
             return ops.batch_attention(x, q, self._normalized(k, "k_scale"), v, context)
+        if not isinstance(context, mx.array) or context.dtype not in FLOATS:
+            kind = context.dtype if isinstance(context, mx.array) else type(context).__name__
+            raise DTypeError(f"context must be a SparseTensor or a floating MLX array, got {kind}")
         if context.shape[:1] != (x.batch_size,) or context.shape[2:] != (self.kv.weight.shape[1],):
             raise ShapeError(
                 f"context must have shape ({x.batch_size}, L, {self.kv.weight.shape[1]}) for this layer and "
@@ -184,7 +196,7 @@ class SparseTransformerBlock(Module):
         if context_dims is not None:
             self.cross_norm = LayerNorm(dims)
             self.cross = SparseAttention(dims, num_heads, qk_norm=qk_norm, context_dims=context_dims)
-        hidden = max(1, round(dims * mlp_ratio))
+        hidden = max(1, round(dims * number(mlp_ratio, "mlp_ratio")))
         self.mlp_norm = LayerNorm(dims)
         self.mlp_in, self.mlp_out = Linear(dims, hidden), Linear(hidden, dims)
 

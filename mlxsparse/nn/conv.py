@@ -62,7 +62,10 @@ class _Conv(Module):
         """
         co, *size, ci = self.weight.shape
         old = self._taps or ops.Taps(triple(size, "kernel_size"), tuple(range(math.prod(size))))
-        new = ops.Taps(old.kernel_size, tuple(index))
+        try:
+            new = ops.Taps(old.kernel_size, tuple(index))
+        except TypeError:
+            raise ShapeError(f"index must be the taps to keep, a sequence of ints, got {index!r}") from None
         if not set(new.index) <= set(old.index):
             raise ShapeError(f"taps {new.index} are not all among those that the layer has, {old.index}")
         place = [old.index.index(t) for t in new.index]
@@ -79,6 +82,13 @@ class _Conv(Module):
         return ", ".join(
             [*parts, f"dilation={self.dilation}", f"groups={self.groups}", f"bias={'bias' in self}"]
         )
+
+
+def check_support(support: str) -> str:
+    """The support; ShapeError unless an operator knows it, which else would tell when the layer is called."""
+    if support not in ("touched", "parents"):
+        raise ShapeError(f'support must be "touched" or "parents", got {support!r}')
+    return support
 
 
 class SubmConv3d(_Conv):
@@ -145,9 +155,7 @@ class Conv3d(_Conv):
         super().__init__(in_channels, out_channels, kernel_size, dilation, groups, bias)
         self.stride = triple(stride, "stride", least=1)
         self.padding = triple(padding, "padding")
-        if support not in ("touched", "parents"):
-            raise ShapeError(f'support must be "touched" or "parents", got {support!r}')
-        self.support = support
+        self.support = check_support(support)
 
     def __call__(
         self, x: SparseTensor, out: Target | None = None, capacity: int | None = None

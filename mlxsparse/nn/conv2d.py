@@ -7,11 +7,12 @@ ints (x, y). Weights keep the 3-D layout, (Co, Kx, Ky, 1, Ci / groups).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from mlx.nn import Module
 
-from ..coords.geometry import Triple
+from ..coords.geometry import Triple, triple
 from ..errors import ShapeError
 from .conv import Conv3d, ConvTranspose3d, GenerativeConvTranspose3d, SubmConv3d, _Transposed
 from .pool import AvgPool3d, MaxPool3d, SumPool3d, _Pool
@@ -19,9 +20,9 @@ from .pool import AvgPool3d, MaxPool3d, SumPool3d, _Pool
 PairLike: TypeAlias = int | Sequence[int]
 
 
-def _flat(value: PairLike, name: str, along_z: int = 1) -> Triple:
+def _flat(value: Any, name: str, along_z: int = 1) -> Triple:
     """(x, y, along_z) of an int or (x, y)."""
-    if isinstance(value, (int, np.integer)):
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         return int(value), int(value), along_z
     try:
         x, y = value
@@ -30,7 +31,21 @@ def _flat(value: PairLike, name: str, along_z: int = 1) -> Triple:
     return x, y, along_z
 
 
-class SubmConv2d(SubmConv3d):
+_ALONG_Z = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
+
+
+class _Flat(Module):
+    """Geometry that is set later, too, is an int or (x, y), or the three ints that a layer keeps of it."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        along_z = _ALONG_Z.get(name)
+        if along_z is not None and value is not None:
+            kept = isinstance(value, (list, tuple)) and len(value) == 3 and value[2] == along_z
+            value = triple(value if kept else _flat(value, name, along_z), name)
+        super().__setattr__(name, value)
+
+
+class SubmConv2d(_Flat, SubmConv3d):
     """SubmConv3d with a kernel of one site along z."""
 
     def __init__(
@@ -54,7 +69,7 @@ class SubmConv2d(SubmConv3d):
         )
 
 
-class Conv2d(Conv3d):
+class Conv2d(_Flat, Conv3d):
     """Conv3d with a kernel of one site and stride 1 along z."""
 
     def __init__(
@@ -82,7 +97,7 @@ class Conv2d(Conv3d):
         )
 
 
-class _Transposed2d(_Transposed):
+class _Transposed2d(_Flat, _Transposed):
     def __init__(
         self,
         in_channels: int,
@@ -114,7 +129,7 @@ class GenerativeConvTranspose2d(_Transposed2d, GenerativeConvTranspose3d):
     """GenerativeConvTranspose3d with a kernel of one site and stride 1 along z."""
 
 
-class _Pool2d(_Pool):
+class _Pool2d(_Flat, _Pool):
     def __init__(
         self,
         kernel_size: PairLike,

@@ -10,6 +10,7 @@ from mlx.nn import Identity, Module
 from ..backend import executor
 from ..backend.fast_rows import Finish
 from ..engine import finish, pointwise
+from ..ops.check import check_tensor
 from ..tensor import SparseTensor, require_same_key
 from .activations import ReLU, live_rows
 from .conv import SubmConv3d
@@ -35,6 +36,8 @@ def conv_norm_act(
     BatchNorm (on the host an Identity, too), a ReLU, and `through` a Linear without bias: on the host while
     they are in cache, kernels where no gradient is asked for.
     """
+    if add is not None:
+        check_tensor(add, "add")
     known = type(act) is ReLU and type(norm) is BatchNorm and makes_new(conv)
     vectors = fixed_vectors(norm) if known and executor() == "kernel" else None
     if vectors is not None:

@@ -11,7 +11,7 @@ from mlx.nn import Module
 
 from .. import ops
 from ..coords.geometry import whole
-from ..errors import ShapeError
+from ..errors import DTypeError, ShapeError
 from ..ops.check import check_tensor
 from ..tensor import SparseTensor
 from .activations import ReLU
@@ -41,6 +41,9 @@ class Sequential(Module):
 
     def __init__(self, *layers: Module):
         super().__init__()
+        for layer in layers:
+            if not callable(layer):
+                raise DTypeError(f"Sequential takes layers, one an argument, got {type(layer).__name__}")
         self.layers = list(layers)
 
     def __call__(self, x: Any) -> Any:

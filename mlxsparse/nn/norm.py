@@ -44,6 +44,9 @@ def norm_act(
     on the host in evaluation, and after an Identity too.
     made_by: the convolution that made x, if x is not used again; the result may then get its memory.
     """
+    check_tensor(x)
+    if add is not None:
+        check_tensor(add, "add")
     if type(act) is ReLU and type(norm) in (BatchNorm, Identity):
         done = _in_one_pass(norm, x, add, relu=True, own=makes_new(made_by))
         if done is not None:

@@ -8,7 +8,9 @@ from mlx.nn import Module
 from .. import ops
 from ..coords.geometry import Triple, TripleLike, triple
 from ..ops.conv import Target
+from ..ops.pool import check_empty
 from ..tensor import SparseTensor
+from .conv import check_support
 
 
 class _Pool(Module):
@@ -25,7 +27,7 @@ class _Pool(Module):
         self.stride = self.kernel_size if stride is None else triple(stride, "stride", least=1)
         self.padding = triple(padding, "padding")
         self.dilation = triple(dilation, "dilation", least=1)
-        self.support = support
+        self.support = check_support(support)
 
     @property
     def _geometry(self) -> tuple[Triple, Triple, Triple, Triple, str]:
@@ -61,6 +63,7 @@ class GlobalMaxPool(Module):
 
     def __init__(self, empty: float | None = None):
         super().__init__()
+        check_empty(empty)
         self.empty = empty
 
     def __call__(self, x: SparseTensor) -> mx.array:

@@ -14,8 +14,9 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend import host
+from ..backend.features import scalar
 from ..coords import groups
-from ..coords.geometry import TripleLike, triple
+from ..coords.geometry import TripleLike, triple, whole
 from ..engine import segment_attention
 from ..engine.curves import ORDERS
 from ..engine.rows import take_rows
@@ -23,7 +24,7 @@ from ..engine.segments import Segments, Side
 from ..errors import DTypeError, MLXSparseError, ShapeError
 from ..tensor import FLOATS, SparseTensor
 from .check import check_tensor
-from .sort import check_depth
+from .sort import checked_depth
 
 Offsets = Any  # int32 array (B + 1,), or a sequence of integers
 
@@ -74,12 +75,11 @@ def serialized_attention(
     result as in `window_attention`.
     """
     check_tensor(x)
-    if isinstance(patch_size, bool) or not isinstance(patch_size, int) or patch_size < 1:
-        raise ShapeError(f"patch_size must be a whole number of at least 1, got {patch_size!r}")
+    patch_size = whole(patch_size, "patch_size", 1)
     if order not in ORDERS:
         raise MLXSparseError(f"order must be one of {ORDERS}, got {order!r}")
     factor = _check(q, k, v, scale, q_rows=x.capacity, k_rows=x.capacity)
-    check_depth(x, depth)
+    depth = checked_depth(x, depth)
     segments, rows = groups.patches(x.key, patch_size, order, depth, borrow)
     if rows is not None:
         k, v = (take_rows(a.reshape(x.capacity, -1), rows).reshape(-1, *a.shape[1:]) for a in (k, v))
@@ -146,6 +146,7 @@ def varlen_attention(
     (default: the same): (B + 1,) integers from 0 that do not fall. q (N, H, D), k (M, KH, D), v (M, KH, Dv);
     rows past the last offset are padding. -> (N, H, Dv); rest as in `window_attention`. Reads the offsets.
     """
+    _check_array("q", q, None)
     factor = _check(q, k, v, scale, k_rows=None if k_offsets is not None else len(q))
     starts = _offsets("q_offsets", q_offsets, len(q))
     ends = starts if k_offsets is None else _offsets("k_offsets", k_offsets, len(k))
@@ -172,9 +173,8 @@ def rope3d(
     d = a.shape[2]
     if d % 2 or d < 6:
         raise ShapeError(f"a has {d} channels a head; wanted an even number of at least 6, two for each axis")
-    if not (math.isfinite(base) and base > 0 and math.isfinite(scale)):
-        raise MLXSparseError(f"base must be positive, and base and scale finite; got {base} and {scale}")
-    name = ("rotary", d, float(base), float(scale))
+    base, scale = check_turns(base, scale)
+    name = ("rotary", d, base, scale)
     cos, sin = groups.kept(x.key, (*name, host_name()), lambda: _turns(x, d // 6, d // 2, base, scale))
     wide = a.astype(mx.float32)
     if traditional:
@@ -191,6 +191,14 @@ def rope3d(
         live = (mx.arange(x.capacity) < x.active_rows)[:, None, None]
         y = mx.where(live, y, mx.array(0.0))
     return y.astype(a.dtype)
+
+
+def check_turns(base: float, scale: float) -> tuple[float, float]:
+    """Base and scale of a rotary embedding; MLXSparseError unless they are finite, and base positive."""
+    base, scale = number(base, "base"), number(scale, "scale")
+    if base <= 0:
+        raise MLXSparseError(f"base must be positive, got {base}")
+    return base, scale
 
 
 def host_name() -> str:
@@ -232,10 +240,15 @@ def _check(
             f"q has {heads} heads, k {key_heads} and v {v.shape[1]}; k and v need the same number, a divisor "
             "of q's"
         )
-    factor = 1 / math.sqrt(max(q.shape[2], 1)) if scale is None else float(scale)
-    if not math.isfinite(factor):
-        raise MLXSparseError(f"scale must be finite, got {scale}")
-    return factor
+    return 1 / math.sqrt(max(q.shape[2], 1)) if scale is None else number(scale, "scale")
+
+
+def number(value: Any, name: str) -> float:
+    """A finite number as a float; MLXSparseError else: float() would read text."""
+    known = scalar(value)
+    if known is None or not math.isfinite(known):
+        raise MLXSparseError(f"{name} must be a finite number, got {value!r}")
+    return float(known)
 
 
 def _check_array(name: str, a: Any, rows: int | None) -> None:
@@ -248,7 +261,10 @@ def _check_array(name: str, a: Any, rows: int | None) -> None:
 
 
 def _offsets(name: str, offsets: Offsets, rows: int) -> np.ndarray:
-    found = host.view(offsets) if isinstance(offsets, mx.array) else np.asarray(offsets)
+    try:
+        found = host.view(offsets) if isinstance(offsets, mx.array) else np.asarray(offsets)
+    except ValueError:  # of lists of different length
+        raise ShapeError(f"{name} must have shape (sequences + 1,), got {offsets!r}") from None
     if found.dtype.kind not in "iu":
         raise DTypeError(f"{name} must be integers, got {found.dtype}")
     if found.ndim != 1 or len(found) == 0:

@@ -42,9 +42,11 @@ class Taps:
     def __post_init__(self) -> None:
         for name in ("kernel_size", "index"):  # a list could be changed after the check
             value = getattr(self, name)
-            if not isinstance(value, (list, tuple)) or not all(type(v) is int for v in value):
+            value = value.tolist() if isinstance(value, np.ndarray) else value
+            known = isinstance(value, (list, tuple))
+            if not known or not all(type(v) is int or isinstance(v, np.integer) for v in value):
                 raise ShapeError(f"Taps takes three ints and a tuple of ints, got {name} {value!r}")
-            object.__setattr__(self, name, tuple(value))
+            object.__setattr__(self, name, tuple(map(int, value)))
         if len(self.kernel_size) != 3:
             raise ShapeError(f"Taps takes three ints and a tuple of ints, got kernel_size {self.kernel_size}")
         volume = self.kernel_size[0] * self.kernel_size[1] * self.kernel_size[2]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 
+from ..backend.features import scalar
 from ..backend.status import EMPTY, report
 from ..coords import CoordinateMapKey, Kernel
 from ..coords.geometry import TripleLike
@@ -91,6 +94,7 @@ def global_max_pool(x: SparseTensor, *, empty: float | None = None) -> mx.array:
     has the gradient.
     """
     check_tensor(x)
+    check_empty(empty)
     if x.key.static:
         counts = x.batch_counts[:, None]
         if empty is None:
@@ -105,6 +109,12 @@ def global_max_pool(x: SparseTensor, *, empty: float | None = None) -> mx.array:
     if empty is not None and vacant.any():
         y = mx.where(mx.array(vacant)[:, None], mx.array(empty, y.dtype), y)
     return y
+
+
+def check_empty(empty: Any) -> None:
+    """MLXSparseError unless `empty` is None or a number: most batches have no empty item to show it."""
+    if empty is not None and scalar(empty) is None:
+        raise MLXSparseError(f"empty must be a number or None, got {empty!r}")
 
 
 def _reduced(x: SparseTensor, mode: str) -> mx.array:

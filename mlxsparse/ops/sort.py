@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend import executor, host
+from ..coords.geometry import whole
 from ..coords.keys import host_rows
 from ..engine.curves import ORDERS, curve_order
 from ..errors import CoordinateRangeError, MLXSparseError, ShapeError
@@ -39,19 +40,21 @@ def _rows(x: SparseTensor, order: str, depth: int | None) -> np.ndarray:
     executor()
     if order not in ORDERS:
         raise MLXSparseError(f"order must be one of {ORDERS}, got {order!r}")
-    check_depth(x, depth)
+    depth = checked_depth(x, depth)
     return curve_order(host.view(x.key.coords)[: x.key.count], order, depth)
 
 
-def check_depth(x: SparseTensor, depth: int | None) -> None:
-    """ShapeError or CoordinateRangeError unless `depth` is None, or a curve of that depth holds x."""
+def checked_depth(x: SparseTensor, depth: int | None) -> int | None:
+    """The depth; ShapeError or CoordinateRangeError unless it is None, or a curve of that depth holds x."""
     if depth is None:
-        return
-    if isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= 30:
-        raise ShapeError(f"depth must be a whole number from 1 to 30, got {depth!r}")
+        return None
+    depth = whole(depth, "depth", 1)
+    if depth > 30:
+        raise ShapeError(f"depth must be at most 30, got {depth}")
     sites = host_rows(x.key.coords)[: x.key.count]
     if len(sites) and not 0 <= int(sites[:, 1:].min()) <= int(sites[:, 1:].max()) < 2**depth:
         raise CoordinateRangeError(
             f"coords must lie in [0, 2**{depth}) for depth={depth}, got [{sites[:, 1:].min()}, "
             f"{sites[:, 1:].max()}]; shift the origin, raise depth, or leave it out"
         )
+    return depth

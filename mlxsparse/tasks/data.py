@@ -114,6 +114,8 @@ def choose_settings(
         )
     wanted = INPUT_FIELDS if fields is None else fields
     for name in fields or ():
+        if name in ("classification", *LABEL_FIELDS):
+            raise PointCloudError(f"the field {name!r} is what is to be found out: it cannot be an input")
         lacking = [c for c in clouds if not _has_input(c, name)]
         if lacking:
             raise PointCloudError(
@@ -226,6 +228,15 @@ def inputs_of(cloud: PointCloud, settings: Settings) -> np.ndarray:
                                  f"{len(LOW_CELLS) + len(PLANE_CELLS)} are needed")  # fmt: skip
         columns += list(squashed(relief(cloud.points, settings.voxel_size), settings.relief).T)
     return np.stack(columns, axis=1)
+
+
+def other_classes(cloud: PointCloud, settings: Settings) -> str:
+    """What `split` leaves out for its class, in words; empty where that is nothing."""
+    classes, counts = np.unique(labels_of(cloud), return_counts=True)
+    other = ~np.isin(classes, settings.classes)
+    named = ", ".join(map(str, classes[other]))
+    total = int(counts.sum())
+    return f"{counts[other].sum()} of {total} points, of classes {named}" if named else ""
 
 
 def split(cloud: PointCloud, settings: Settings, val_split: float) -> tuple[Part, Part]:

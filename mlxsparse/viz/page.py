@@ -111,6 +111,7 @@ def cloud_page(
         half = np.asarray(voxel_size, np.float64) / 2
         page["voxel"] = (2 * half).tolist()
         low, high = low - half, high + half
+        page["focus"] = (np.array(page["focus"]) + [-half, half]).tolist()
     page["low"], page["high"] = low.tolist(), high.tolist()
 
     shown: list[dict[str, Any]] = []

@@ -145,6 +145,14 @@ def test_segment_says_what_a_ply_cannot_hold(bare, tmp_path, capsys):
     assert kept.dtype.names == (*cloud.dtype.names, "label")
 
 
+def test_the_class_is_no_input(trained, tmp_path, capsys):
+    cloud, _ = trained
+    for name in ("classification", "label"):
+        assert run("train", cloud, "-o", tmp_path / "w", "--fields", f"intensity,{name}") == 1
+        assert f"'{name}' is what is to be found out" in capsys.readouterr().err
+    assert not (tmp_path / "w").exists()
+
+
 def test_segment_does_not_write_over_its_cloud(bare, tmp_path, capsys):
     np.save(tmp_path / "a.npy", np.zeros((5, 3)))
     (tmp_path / "b.npy").symlink_to(tmp_path / "a.npy")

@@ -88,6 +88,19 @@ def test_bad_requests_are_one_line(trained, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_classes_that_the_weights_do_not_know_are_told_of(trained, tmp_path, capsys):
+    cloud, weights = trained
+    more = read_points(cloud)
+    labels = more.fields["classification"].copy()
+    labels[:100], labels[100:150] = 9, 7
+    write_las(tmp_path / "a.laz", more.points, {**more.fields, "classification": labels}, scale=0.001)
+    short = ["--epochs", "1", "-o", str(tmp_path / "out")]
+    assert main(["prune", str(tmp_path / "a.laz"), "--weights", weights, *short]) == 0
+    assert "150 of 2900 points, of classes 7, 9 that the weights do not know" in capsys.readouterr().err
+    assert main(["prune", "--weights", weights, "--scenes", "1", "--held-out", "1", *short]) == 2
+    assert "the demo's scenes are used, and these weights do not know" in capsys.readouterr().err
+
+
 def test_weights_are_not_written_over(trained, capsys):
     cloud, weights = trained
     before = {p.name: p.read_bytes() for p in Path(weights).iterdir()}

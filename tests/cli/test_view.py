@@ -204,6 +204,15 @@ def test_the_page_does_not_take_the_place_of_the_cloud(tmp_path, capsys):
         assert "is the cloud itself" in capsys.readouterr().err and path.read_bytes() == before
 
 
+def test_a_page_is_named_as_one(tmp_path, capsys):
+    np.savetxt(tmp_path / "a.xyz", np.random.default_rng(0).uniform(0, 9, (20, 3)))
+    (tmp_path / "names.json").write_text('{"1": "tree"}')
+    for name in ("names.json", "a.txt", "page"):
+        assert run("view", tmp_path / "a.xyz", "-o", tmp_path / name, "--names", tmp_path / "names.json") == 2
+        assert "name it .html" in capsys.readouterr().err
+    assert (tmp_path / "names.json").read_text() == '{"1": "tree"}'
+
+
 def test_fields_of_booleans_are_shown_and_kept(tmp_path):
     rng = np.random.default_rng(0)
     points, ground = rng.uniform(0, 9, (20, 3)), np.arange(20) % 3 == 0

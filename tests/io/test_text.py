@@ -56,6 +56,12 @@ def test_headers_that_name_the_columns(text, fields, point, tmp_path):
     assert list(cloud.fields) == fields.split() and cloud.points[0].tolist() == point
 
 
+def test_intensity_comes_before_colours_in_a_pts(tmp_path):
+    rows = "1 2 3 90 10 20 30\n1 2 4 91 11 21 31\n"
+    assert list(read(tmp_path, "2\n" + rows).fields)[3:] == ["intensity", "red", "green", "blue"]
+    assert list(read(tmp_path, rows).fields)[3:] == ["red", "green", "blue", "alpha"]
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [

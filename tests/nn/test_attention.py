@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 import mlxsparse as ms
 from mlxsparse import nn, ops
 from mlxsparse.engine.activation import gelu
-from mlxsparse.errors import MLXSparseError, ShapeError
+from mlxsparse.errors import DTypeError, MLXSparseError, ShapeError
 
 from .test_layers import cloud, poisoned
 
@@ -123,11 +123,40 @@ def test_bad_arguments():
         (lambda: nn.SparseAttention(12, 2, context_dims=5)(x, mx.ones((3, 2, 5))), ShapeError),
         (lambda: nn.SparseAttention(12, 2, context_dims=5)(x, mx.ones((2, 2, 4))), ShapeError),
         (lambda: nn.SparseTransformerBlock(12, 2)(x, x), ShapeError),
+        (lambda: nn.SparseAttention(12, 2.0), ShapeError),
+        (lambda: nn.SparseAttention("a", 2), ShapeError),
+        (lambda: nn.SparseAttention(12, 2, window="a"), ShapeError),
+        (lambda: nn.SparseAttention(12, 2, shift=0.5), ShapeError),
+        (lambda: nn.SparseAttention(12, 2, patch_size=0), ShapeError),
+        (lambda: nn.SparseAttention(12, 2, order="peano"), MLXSparseError),
+        (lambda: nn.SparseTransformerBlock(12, 2, mlp_ratio="a"), MLXSparseError),
+        (lambda: nn.RoPE3d("6"), ShapeError),
+        (lambda: nn.RoPE3d(6, base="3"), MLXSparseError),
+        (lambda: nn.RoPE3d(6, scale=None), MLXSparseError),
+        (lambda: nn.RoPE3d(6)(x, np.ones((x.capacity, 1, 6), np.float32)), DTypeError),
         (lambda: nn.RoPE3d(5), ShapeError),
         (lambda: nn.RoPE3d(6)(x, mx.ones((x.capacity, 1, 12))), ShapeError),
     ):
         with pytest.raises(error):
             call()
+
+
+@pytest.mark.parametrize("context", [np.ones((2, 3, 5), np.float32), mx.ones((2, 3, 5), mx.int32), [1.0]])
+def test_a_context_that_is_none_is_named(context):
+    x = cloud(channels=12)
+    for layer in (nn.SparseAttention, nn.SparseTransformerBlock):
+        with pytest.raises(DTypeError, match="context must be a SparseTensor or a floating MLX array"):
+            layer(12, 2, context_dims=5)(x, context)
+
+
+def test_numbers_of_numpy():
+    x = cloud(channels=12)
+    for mode in ("window", "serialized", "full"):
+        sizes = {"mode": mode, "window": np.int64(4), "patch_size": np.int64(16)}
+        layer = nn.SparseAttention(np.int64(12), np.int64(2), **sizes)
+        wanted = nn.SparseAttention(12, 2, mode=mode, window=4, patch_size=16)
+        wanted.update(layer.parameters())
+        assert mx.array_equal(layer(x).feats, wanted(x).feats)
 
 
 def test_names_and_representation():

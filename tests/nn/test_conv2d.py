@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -71,3 +74,48 @@ def test_transposed():
 def test_three_sizes_are_refused(wrong):
     with pytest.raises(ShapeError, match=r"kernel_size must be an int or two ints \(x, y\)"):
         nn.SubmConv2d(4, 6, wrong)
+
+
+@pytest.mark.parametrize("value", [2, np.int64(2), (2, 2), [2, 2]], ids=str)
+def test_geometry_set_later_is_as_at_construction(value):
+    for kind in (nn.SubmConv2d, nn.Conv2d, nn.ConvTranspose2d, nn.GenerativeConvTranspose2d):
+        names = [name for name in ("stride", "padding", "dilation") if name in kind(4, 6, 3)]
+        layer, wanted = kind(4, 6, 3), kind(4, 6, 3, **dict.fromkeys(names, value))
+        for name in names:
+            setattr(layer, name, value)
+            assert layer[name] == wanted[name] == (2, 2, 0 if name == "padding" else 1)
+    for kind in (nn.MaxPool2d, nn.AvgPool2d, nn.SumPool2d):
+        layer, wanted = kind(3), kind(*[value] * 4)
+        layer.kernel_size = layer.stride = layer.padding = layer.dilation = value
+        assert layer._geometry == wanted._geometry and layer(cloud()).stride == (2, 2, 1)
+
+
+def test_a_padding_set_later_is_used_and_taken_back():
+    layer, wanted = nn.SubmConv2d(4, 6, 2), nn.SubmConv2d(4, 6, 2, padding=1)
+    wanted.update(layer.parameters())
+    before = layer(cloud()).feats.tolist()
+    layer.padding = 1
+    assert layer(cloud()).feats.tolist() == wanted(cloud()).feats.tolist() != before
+    layer.padding = None
+    assert layer(cloud()).feats.tolist() == before
+
+
+def test_geometry_as_a_layer_keeps_it():
+    a, b = nn.Conv2d(4, 6, 3, (2, 1), 1, 2), nn.Conv2d(4, 6, 3)
+    for name in ("stride", "padding", "dilation"):
+        setattr(b, name, a[name])
+        assert b[name] == a[name]
+    for other in (copy.copy(a), copy.deepcopy(a), pickle.loads(pickle.dumps(a))):
+        assert other.stride == (2, 1, 1) and other(cloud()).feats.tolist() == a(cloud()).feats.tolist()
+    folded = ms.nn.fold_batch_norm(a, nn.BatchNorm(6).eval())
+    assert (folded.stride, folded.padding, folded.dilation) == (a.stride, a.padding, a.dilation)
+
+
+@pytest.mark.parametrize("wrong", [(2, 2, 2), (1,), "2", 2.5, True, 0])
+def test_geometry_that_is_not_flat_is_refused(wrong):
+    layers = nn.Conv2d(4, 6, 3), nn.ConvTranspose2d(4, 6, 3), nn.MaxPool2d(3)
+    for layer in layers if wrong != 0 else layers[:2]:
+        with pytest.raises(ShapeError, match="stride must be"):
+            layer.stride = wrong
+    with pytest.raises(ShapeError, match="stride must be"):
+        nn.Conv2d(4, 6, 3, stride=wrong)

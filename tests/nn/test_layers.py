@@ -11,7 +11,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 import mlxsparse as ms
-from mlxsparse.errors import CheckpointError, DTypeError, ShapeError
+from mlxsparse.errors import CheckpointError, DTypeError, MLXSparseError, ShapeError
 from mlxsparse.models import MinkUNet, VoxelTransformer, voxel_transformer
 from mlxsparse.models.minkunet import ModelArgs
 from mlxsparse.testing.adapt import from_numpy
@@ -307,3 +307,32 @@ def test_channels_that_a_gate_does_not_take():
     for layer, channels in ((ms.nn.SqueezeExcitation(5, 2), 4), (ms.nn.GLU(), 3)):
         with pytest.raises(ShapeError, match=str(channels)):
             layer(cloud().replace(mx.ones((cloud().capacity, channels))))
+
+
+@pytest.mark.parametrize(
+    "kind", ["MaxPool3d", "AvgPool3d", "SumPool3d", "MaxPool2d", "AvgPool2d", "SumPool2d", "Conv3d", "Conv2d"]
+)
+def test_a_support_that_is_none_is_told_at_construction(kind):
+    sizes = (4, 4, 2) if "Conv" in kind else (2,)
+    with pytest.raises(ShapeError, match="support must be"):
+        getattr(ms.nn, kind)(*sizes, support="parent")
+
+
+def test_a_value_of_empty_items_is_told_at_construction():
+    with pytest.raises(MLXSparseError, match="empty must be a number"):
+        ms.nn.GlobalMaxPool("a")
+
+
+@pytest.mark.parametrize("norm", [ms.nn.BatchNorm(6), ms.nn.BatchNorm(6).eval(), mlx.nn.Identity()])
+def test_what_a_convolution_adds_is_a_sparse_tensor(norm):
+    x, conv = cloud(), ms.nn.SubmConv3d(6, 6)
+    for through in (None, ms.nn.Linear(6, 6, bias=False)):
+        with pytest.raises(DTypeError, match="add must be a SparseTensor"):
+            ms.nn.conv_norm_act(conv, norm, ms.nn.ReLU(), x, x.feats, through=through)
+    with pytest.raises(DTypeError, match="add must be a SparseTensor"):
+        ms.nn.norm_act(norm, ms.nn.ReLU(), x, x.feats)
+
+
+def test_a_sequential_takes_layers_one_by_one():
+    with pytest.raises(DTypeError, match="one an argument, got list"):
+        ms.nn.Sequential([ms.nn.ReLU()])

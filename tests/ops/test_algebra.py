@@ -220,6 +220,8 @@ def test_no_rows():
         ),
         (lambda x, y: ops.add(x.with_capacity(3), y, "outer"), CapacityError, "capacity="),
         (lambda x, y: ops.add(x, y, "outer", capacity=2), CapacityError, "3 sites"),
+        (lambda x, y: ops.add(x, y, "outer", capacity="a"), ShapeError, "capacity must be an integer"),
+        (lambda x, y: ops.cat([x, y], "inner", capacity=8.5), ShapeError, "capacity must be an integer"),
         (lambda x, y: ops.add(x, y, "left", capacity=2), MLXSparseError, "capacity"),
     ],
 )

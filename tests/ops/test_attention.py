@@ -302,10 +302,30 @@ def test_named_errors():
         (lambda: ops.batch_attention(x, q, five, five), ShapeError, "for this"),
         (lambda: ops.rope3d(x, mx.ones((4, 1, 4))), ShapeError, "at least 6"),
         (lambda: ops.rope3d(x, q, base=-1.0), MLXSparseError, "base"),
+        (lambda: ops.rope3d(x, q, base="3"), MLXSparseError, "base must be a finite number"),
+        (lambda: ops.rope3d(x, q, scale=None), MLXSparseError, "scale must be a finite number"),
+        (lambda: ops.window_attention(x, q, q, q, 2, scale="3"), MLXSparseError, "scale must be a finite"),
+        (lambda: ops.varlen_attention(q, q, q, [0, 4], scale="a"), MLXSparseError, "scale must be a finite"),
+        (lambda: ops.varlen_attention(None, q, q, [0, 4]), DTypeError, "q must be"),
+        (lambda: ops.varlen_attention(q, None, q, [0, 4], [0, 4]), DTypeError, "k must be"),
+        (lambda: ops.varlen_attention(q, q, q, [[0], [2, 4]]), ShapeError, "q_offsets must have shape"),
+        (lambda: ops.serialized_attention(x, q, q, q, 4.0), ShapeError, "patch_size must be an integer"),
+        (lambda: ops.serialized_attention(x, q, q, q, True), ShapeError, "patch_size must be an integer"),
     ]  # fmt: skip
     for call, error, text in bad:
         with pytest.raises(error, match=text):
             call()
+
+
+def test_numbers_of_numpy():
+    x = from_numpy([[0, 0, 0, i] for i in range(7)], np.zeros((7, 1)))
+    q, k, v = (mx.array(a) for a in arrays(0, (7, 7), (1, 1), 6, 6)[:3])
+    want = ops.serialized_attention(x, q, k, v, 4, depth=5, scale=0.5)
+    got = ops.serialized_attention(x, q, k, v, np.int64(4), depth=np.int32(5), scale=np.float32(0.5))
+    assert mx.array_equal(got, want)
+    assert mx.array_equal(ops.window_attention(x, q, k, v, 3, scale=mx.array(0.5)),
+                          ops.window_attention(x, q, k, v, 3, scale=0.5))  # fmt: skip
+    assert mx.array_equal(ops.rope3d(x, q, base=np.int64(50)), ops.rope3d(x, q, base=50.0))
 
 
 def test_second_gradients_are_refused():

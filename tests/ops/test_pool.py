@@ -157,6 +157,18 @@ def test_global_max_of_an_empty_item_raises():
     assert np.array(ops.global_max_pool(x, empty=0)).tolist() == [[0.0], [-2.0], [0.0]]
 
 
+def test_a_value_of_empty_items_is_a_number():
+    x = from_numpy([[0, 0, 0, 0]], [[-2.0]])
+    for a in (x, x.with_capacity(2)):
+        for wrong in ("a", [1.0, 2.0], object(), 1j):
+            with pytest.raises(MLXSparseError, match="empty must be a number"):
+                ops.global_max_pool(a, empty=wrong)
+    y = from_numpy([[1, 0, 0, 0]], [[-2.0]], batch_size=2)
+    for value in (-3, -3.0, np.int64(-3), np.float32(-3), mx.array(-3.0)):
+        assert np.array(ops.global_max_pool(y, empty=value)).tolist() == [[-3.0], [-2.0]]
+    assert np.array(ops.global_max_pool(y, empty=-np.inf))[0, 0] == -np.inf
+
+
 @pytest.mark.parametrize("pool", GLOBAL)
 def test_global_pool_gradient(pool):
     coords = np.array([[1, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 1], [0, 9, 0, 0]])

@@ -280,6 +280,13 @@ X = [[0, 0, 0, 0], [0, 0, 0, 1]]
             "spatial_shape",
         ),
         (lambda x: ops.union(x, x.feats), DTypeError, "b must"),
+        (lambda x: ops.union(x, x, capacity=8.5), ShapeError, "capacity must be an integer"),
+        (lambda x: ops.union(x, x, capacity="a"), ShapeError, "capacity must be an integer"),
+        (lambda x: ops.intersection(x, x, capacity=8.5), ShapeError, "capacity must be an integer"),
+        (lambda x: ops.intersection(x, x, capacity=-1), CapacityError, "capacity"),
+        (lambda x: ops.union(x.with_capacity(3), x, capacity=8.5), ShapeError, "capacity must be an integer"),
+        (lambda x: ops.intersection(x.with_capacity(3), x, capacity=True), ShapeError, "an integer"),
+        (lambda x: ops.union(x.with_capacity(3), x, capacity=-1), CapacityError, "capacity"),
         (lambda x: ops.lookup(x, np.zeros((1, 3), np.int32)), ShapeError, "coords"),
         (lambda x: ops.lookup(x, np.zeros((1, 4))), DTypeError, "coords"),
     ],
@@ -287,3 +294,10 @@ X = [[0, 0, 0, 0], [0, 0, 0, 1]]
 def test_wrong_inputs(call, error, message):
     with pytest.raises(error, match=message):
         call(from_numpy(X, np.ones((2, 2))))
+
+
+def test_a_capacity_of_numpy_is_as_an_int():
+    x = from_numpy(X, np.ones((2, 2)))
+    for a in (x, x.with_capacity(3)):
+        for key in (ops.union(a, x, capacity=np.int64(5)), ops.intersection(a, x, capacity=np.int32(5))):
+            assert type(key.capacity) is int and key.capacity == 5 and key.count == 2

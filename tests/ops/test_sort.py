@@ -135,6 +135,9 @@ def test_large_batch_numbers():
         (lambda x: ops.serialize(x.coords), DTypeError, "SparseTensor"),
         (lambda x: ops.serialize(x, depth=0), ShapeError, "depth"),
         (lambda x: ops.serialize(x, depth=31), ShapeError, "depth"),
+        (lambda x: ops.serialize(x, depth=4.0), ShapeError, "depth must be an integer"),
+        (lambda x: ops.serialize(x, depth=True), ShapeError, "depth must be an integer"),
+        (lambda x: ops.serialize(x, depth=np.int64(31)), ShapeError, "depth"),
         (lambda x: ops.serialize(x, depth=1), CoordinateRangeError, "depth"),
         (lambda x: ops.sort(ops.crop(x, -1, 1), "morton", depth=4), CoordinateRangeError, "origin"),
     ],
@@ -142,3 +145,12 @@ def test_large_batch_numbers():
 def test_wrong_inputs(call, error, message):
     with pytest.raises(error, match=message):
         call(from_numpy([[0, -1, 0, 0], [0, 0, 0, 2]], np.ones((2, 1))))
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+def test_a_depth_of_numpy_is_as_an_int(kind):
+    x = from_numpy(np.argwhere(np.ones((1, 4, 4, 4))), np.ones((64, 1)))
+    for order in ORDERS:
+        for depth in (5, 30):
+            want = ops.serialize(x, order, depth=depth).tolist()
+            assert ops.serialize(x, order, depth=kind(depth)).tolist() == want

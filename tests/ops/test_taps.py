@@ -106,3 +106,25 @@ def test_a_list_of_taps_that_changes_later_changes_nothing():
     taps = ops.Taps(size, index)
     size[0], index[0] = 1, 7
     assert taps == ops.Taps((3, 1, 1), (0, 2)) and hash(taps) == hash(ops.Taps((3, 1, 1), (0, 2)))
+
+
+def test_taps_of_numpy_are_as_ints():
+    wanted = ops.Taps((3, 3, 3), (0, 13))
+    for index in (np.array([0, 13]), (np.int64(0), np.int32(13))):
+        taps = ops.Taps(np.array([3, 3, 3]), index)
+        assert taps == wanted and hash(taps) == hash(wanted)
+        assert {type(t) for t in (*taps.kernel_size, *taps.index)} == {int}
+        layer, other = nn.SubmConv3d(4, 2), nn.SubmConv3d(4, 2)
+        other.update(layer.parameters())
+        layer.keep_taps(index)
+        other.keep_taps([0, 13])
+        x = tensor(np.random.default_rng(0), 10)
+        assert mx.array_equal(layer(x).feats, other(x).feats)
+
+
+@pytest.mark.parametrize("index", [3, np.array(3), np.array([0.0, 1.0]), np.array([True]), [True], "a", None])
+def test_taps_to_keep_that_are_no_numbers(index):
+    layer = nn.SubmConv3d(4, 2)
+    with pytest.raises(ShapeError, match="ints"):
+        layer.keep_taps(index)
+    assert layer.weight.ndim == 5

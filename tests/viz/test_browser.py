@@ -84,6 +84,18 @@ def test_it_is_drawn(pages, kind):
     assert len(np.unique(image.reshape(-1, 3), axis=0)) > 50  # shaded, not flat areas
 
 
+@pytest.mark.parametrize("size", [None, (1.0, 1.0, 1.0)])
+@pytest.mark.parametrize("points", [[[5e5, 4e6, 200.0]], [[3.0, 3, 3]] * 5, [[0.0, 0, 0], [0, 0, 1]]])
+def test_few_points_and_points_at_one_place_are_drawn_whole(tmp_path, points, size):
+    html = cloud_page(np.array(points), {"a": np.arange(len(points))}, title="few", voxel_size=size)
+    (tmp_path / "few.html").write_text(html, encoding="utf-8")
+    image = picture(tmp_path / "few.html", "#size=8" if size is None else "")
+    there = (image != image[2, 2]).any(axis=2)
+    least = 30 if size is None else 10_000
+    assert there[:560].sum() > least  # above the axes and the line of hints
+    assert not there[[0, -1]].any() and not there[:, [0, -1]].any()
+
+
 def test_a_hidden_class_is_not_drawn(pages):
     image = picture(pages["points"], "#hide=1&size=8")
     assert count(image, GREEN) == 0 and count(image, BROWN) > 20_000

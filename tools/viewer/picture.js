@@ -103,7 +103,8 @@ export class Picture {
     this.scene.add(this.box);
     // The view is fitted to where most points are, so that a stray one does not make the rest tiny.
     this.focus = new THREE.Box3(new THREE.Vector3(...page.focus[0]), new THREE.Vector3(...page.focus[1]));
-    this.radius = Math.max(this.focus.getSize(new THREE.Vector3()).length() / 2, 1e-3 * this.bounds.getSize(new THREE.Vector3()).length(), 1e-6);
+    const spread = Math.max(this.focus.getSize(new THREE.Vector3()).length() / 2, 1e-3 * this.bounds.getSize(new THREE.Vector3()).length());
+    this.radius = Math.max(spread || 0.5, 1e-6); // points at one place have no spread
 
     this.target = new THREE.WebGLRenderTarget(1, 1, { depthTexture: new THREE.DepthTexture(1, 1, THREE.FloatType) });
     this.target.texture.minFilter = this.target.texture.magFilter = THREE.NearestFilter;
@@ -140,8 +141,9 @@ export class Picture {
     // Near and far hug the cloud: a depth of 24 bits then resolves what the shading needs.
     const sphere = this.bounds.getBoundingSphere(new THREE.Sphere());
     const away = this.camera.position.distanceTo(sphere.center);
-    this.camera.far = away + sphere.radius * 1.01;
-    this.camera.near = Math.max(away - sphere.radius * 1.01, this.camera.far / 5000);
+    const around = (sphere.radius || this.radius) * 1.01;
+    this.camera.far = away + around;
+    this.camera.near = Math.max(away - around, this.camera.far / 5000);
     this.camera.updateProjectionMatrix();
     if (this.material.uniforms.reach) this.material.uniforms.reach.value = this.reach;
     this.material.uniforms.size.value = this.size * (this.page.kind === "points" ? ratio : 1);
