@@ -18,6 +18,7 @@ from ..errors import PointCloudError
 from .cloud import PointCloud, atomic_write, check_columns, check_labels, check_range, optional_library
 
 _CREATION_DATE_OFFSET = 90  # two uint16: day of year, year
+_WITH_WAVES = (4, 5, 9, 10)  # point formats
 _VLR_HEADER_BYTES = 54
 _EVLR_HEADER_BYTES = 60
 _COMPRESSED = 0xC0  # the bits of the point format id that LASzip sets
@@ -223,8 +224,17 @@ def _check_range(name: str, values: np.ndarray, dimension: Any) -> None:
 
 
 def check_labels_fit(cloud: PointCloud, labels: np.ndarray) -> None:
-    """PointCloudError where the point format of a cloud of `read_las` has no room for the labels."""
-    point_format = cloud.source.header.point_format.id
+    """PointCloudError where a cloud of `read_las` cannot be written again with the labels.
+
+    Its point format may have no room for them. And waveforms that lie in the file itself are not written
+    by laspy, or not where the header says.
+    """
+    header = cloud.source.header
+    point_format = header.point_format.id
+    if point_format in _WITH_WAVES and header.global_encoding.waveform_data_packets_internal:
+        raise PointCloudError(
+            f"{cloud.path!r} holds waveforms, which would be lost: write .npy, .ply, or the classes as .label"
+        )
     check_range(labels, 0, 31 if point_format < 6 else 255, f"LAS point format {point_format}")
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import struct
 
+import laspy
 import numpy as np
 import pytest
 
 from mlxsparse.errors import PointCloudError
 from mlxsparse.io.cloud import PointCloud, atomic_write
 from mlxsparse.io.las import write_las
-from mlxsparse.io.points import read_points, write_labels
+from mlxsparse.io.points import check_output, read_points, write_labels
 
 
 def small_las(path, **fields):
@@ -148,3 +150,26 @@ def test_names_that_laspy_has_itself_are_refused(name, tmp_path):
     with pytest.raises(PointCloudError, match="rename"):
         write_las(tmp_path / "a.las", np.zeros((2, 3)), {name: np.ones(2, np.uint16)})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("version", "kind"), [("1.3", 4), ("1.4", 9)])
+def test_waveforms_in_the_file_are_not_lost(version, kind, tmp_path):
+    header = laspy.LasHeader(version=version, point_format=kind)
+    data = laspy.LasData(header)
+    data.X = np.arange(20)
+    data.write(tmp_path / "a.las")
+    raw = bytearray((tmp_path / "a.las").read_bytes())
+    start = len(raw)
+    struct.pack_into("<Q", raw, 227, start)  # where the waveforms are, and that they are here
+    struct.pack_into("<H", raw, 6, 2)
+    if version == "1.4":
+        struct.pack_into("<QI", raw, 235, start, 1)
+    raw += struct.pack("<H16sHQ32s", 0, b"LASF_Spec", 65535, 100, b"waves") + bytes(100)
+    (tmp_path / "a.las").write_bytes(raw)
+    cloud = read_points(tmp_path / "a.las")
+    for refuse in (check_output, write_labels):
+        for name in ("b.las", "b.laz"):
+            with pytest.raises(PointCloudError, match="holds waveforms, which would be lost"):
+                refuse(cloud, np.zeros(20, int), tmp_path / name)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.las"]
+    write_labels(cloud, np.zeros(20, int), tmp_path / "b.npy")
