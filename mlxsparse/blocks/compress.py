@@ -18,16 +18,18 @@ import mlx.core as mx
 import numpy as np
 from mlx.nn import Module
 
+from .. import nn
 from ..backend.host import view as host_view
 from ..errors import CouplingError, MLXSparseError
 from ..nn.conv import NormalizedConv3d, _Conv
 from ..tensor import SparseTensor, sequence_like
 from .flow import example, trace
-from .masking import SUFFIX, effective, mask_names, remove_masks
+from .masking import SUFFIX, drop_idle_masks, effective, mask_names, set_mask
 from .pack import Packing, packed, packing_of
+from .param import ParamRef
 from .rebuild import CHANNEL_ARRAYS, refit, replace
 from .state import Gather, cut_state
-from .structure import ChannelGroup, _layers, check_block, groups_of
+from .structure import ChannelGroup, _layers, check_block, groups_of, require_runs
 
 
 @dataclass
@@ -72,14 +74,15 @@ def compress(
 
     A channel goes where every layer that reads it has 0 for it, from all that makes and scales it too;
     a tap goes where its weights are 0. At least one of each stays. Layers that were pruned by blocks become
-    BlockSparseConv3d and BlockSparseLinear, which store the other blocks only. `model` is not changed.
+    BlockSparseConv3d and BlockSparseLinear, which store the other blocks only. What is masked and cannot be
+    cut out (2:4, blocks of layers that stay dense) stays masked. `model` is not changed.
 
     optimizer: its state (momentum and the like) is cut the same way, in place, after everything else
         succeeded; for the state of the whole parameters, CouplingError where it has another shape.
     sample: a tensor that the model takes; default random sites with the channels of its first layer.
     block: (output, input) channels of blocks to look for, in layers that were not pruned by blocks too.
-    check: run both on the sample in evaluation; MLXSparseError if they differ by more than `tolerance` of the
-        largest value.
+    check: run both on the sample in evaluation; MLXSparseError if they differ by more than `tolerance` (for
+        half precision at least 4 of its last places) of the largest value.
 
     Channels that come from operations that are not followed stay, with all else that is compressed.
     """
@@ -90,12 +93,13 @@ def compress(
     small = _copied(model, {})
     by_path = dict(small.named_modules())
     for path, cut in cuts.items():
-        module = by_path[path]
-        _apply(module, cut)
-        if cut.packing is not None:
-            _pack(small, [name for name, other in by_path.items() if other is module], module, cut)
+        _apply(by_path[path], cut)
     for module in by_path.values():
-        remove_masks(module)
+        drop_idle_masks(module)
+    for path, cut in cuts.items():
+        if cut.packing is not None:
+            module = by_path[path]
+            _pack(small, [name for name, other in by_path.items() if other is module], module, cut)
     mx.eval(small.parameters())
     if check:
         _compare(model, small, tensor, tolerance)
@@ -114,20 +118,7 @@ def _cuts(model: Module, sample: SparseTensor, block: tuple[int, int] | None) ->
     nonzero = {path: _nonzero(effective(m, "weight")) for path, m in layers}
     names = _first_paths(model)
     cuts: dict[str, Cut] = {}
-    for group in _groups(model, sample):
-        if group.fixed is not None:
-            continue
-        alive = np.zeros(group.size, bool)
-        for use, first, step in group.parts:
-            if use.side == "in":
-                weight = nonzero[names[id(use.module)]]
-                read: Any = weight.reshape(-1, weight.shape[-1]).any(axis=0)
-                alive |= read[first : first + step * group.size : step][: group.size]
-        if alive.all():
-            continue
-        if not alive.any():
-            alive[0] = True
-        dead = np.flatnonzero(~alive)
+    for group, dead in _dead_channels(model, sample, nonzero, names):
         for use, first, step in group.parts:
             cut = cuts.setdefault(names[id(use.module)], Cut())
             if use.side == "in":
@@ -144,11 +135,57 @@ def _cuts(model: Module, sample: SparseTensor, block: tuple[int, int] | None) ->
             continue
         kept = np.flatnonzero(live) if live.any() else np.array([len(live) // 2])
         cuts.setdefault(path, Cut()).taps = tuple(kept.tolist())
+    # Layers whose weight says a layer around them how many channels it takes.
+    around = (nn.SqueezeExcitation, nn.SparseAttention)
+    closed = {id(m[name]) for _, m in model.named_modules() if isinstance(m, around)
+              for name in ("squeeze", "kv") if name in m}  # fmt: skip
     for path, module in layers:
         found = getattr(module, "_block", None) if block is None else block
-        if found is not None and path:  # a model that is one layer has no place to put another in
+        # A model that is one layer has no place to put another in.
+        if found is not None and path and id(module) not in closed:
             _find_blocks(module, cuts.get(path, Cut()), nonzero[path], found, cuts, path)
     return cuts
+
+
+def _dead_channels(
+    model: Module, sample: SparseTensor, nonzero: dict[str, np.ndarray], names: dict[int, str]
+) -> list[tuple[ChannelGroup, np.ndarray]]:
+    """Groups with the channels of them that go; none where channels cannot be followed or left out."""
+    dead: list[tuple[ChannelGroup, np.ndarray]] = []
+    try:
+        flow = trace(model, sample)
+    except CouplingError:
+        if _channels_masked(model):
+            raise
+        return []
+    for group in groups_of(flow):
+        if group.fixed is not None:
+            continue
+        alive = np.zeros(group.size, bool)
+        for use, first, step in group.parts:
+            if use.side == "in":
+                weight = nonzero[names[id(use.module)]]
+                read: Any = weight.reshape(-1, weight.shape[-1]).any(axis=0)
+                alive |= read[first : first + step * group.size : step][: group.size]
+        if not alive.any():
+            alive[0] = True
+        if not alive.all():
+            dead.append((group, np.flatnonzero(~alive)))
+    try:
+        require_runs(model, sample, flow, dead)
+    except CouplingError:  # zeros that nobody masked are no reason to stop
+        dead = [(group, places) for group, places in dead if _masked(group, places)]
+        require_runs(model, sample, flow, dead)
+    return dead
+
+
+def _masked(group: ChannelGroup, places: np.ndarray) -> bool:
+    """Whether masks say that these channels go: a layer that makes them has none of them left."""
+    makers = [part for part in group.parts if part[0].side != "in" and "weight" in mask_names(part[0].module)]
+    return any(
+        not host_view(use.module["weight" + SUFFIX])[first + step * places].any()
+        for use, first, step in makers
+    )
 
 
 def _first_paths(model: Module) -> dict[int, str]:
@@ -188,18 +225,9 @@ def _nonzero(weight: mx.array) -> np.ndarray:
     return result
 
 
-def _groups(model: Module, sample: SparseTensor) -> list[ChannelGroup]:
-    try:
-        return groups_of(trace(model, sample))
-    except CouplingError:
-        if _channels_masked(model):
-            raise
-        return []
-
-
 def _channels_masked(model: Module) -> bool:
-    """Whether some norm is masked, which only pruned channels do."""
-    return any("weight" in mask_names(m) and m["weight"].ndim == 1 for _, m in model.named_modules())
+    """Whether some norm or bias is masked, which only pruned channels do."""
+    return any(m[name].ndim == 1 for _, m in model.named_modules() for name in mask_names(m))
 
 
 def _without(places: np.ndarray | None, size: int, dead: np.ndarray) -> np.ndarray:
@@ -212,7 +240,8 @@ def _without(places: np.ndarray | None, size: int, dead: np.ndarray) -> np.ndarr
 def _apply(module: Module, cut: Cut) -> None:
     values = {name: effective(module, name) for name in CHANNEL_ARRAYS if name in module}
     for name in mask_names(module):
-        module[name + SUFFIX] = cut.gather(module, name)(module[name + SUFFIX])
+        pruned = mx.logical_not(module[name + SUFFIX])  # what blocks have past the last channel is not
+        module[name + SUFFIX] = mx.logical_not(cut.gather(module, name)(pruned))
     if cut.taps is not None:
         place = range(math.prod(module["weight"].shape[1:-1]))
         old = list(place) if module._taps is None else list(module._taps.index)
@@ -220,7 +249,7 @@ def _apply(module: Module, cut: Cut) -> None:
     for name, value in values.items():
         module[name] = cut.gather(module, name)(value)
     if cut.packing is None:
-        refit(module)
+        refit(module, None if cut.out is None else len(cut.out))
 
 
 def _pack(model: Module, paths: Sequence[str], module: Module, cut: Cut) -> None:
@@ -231,6 +260,8 @@ def _pack(model: Module, paths: Sequence[str], module: Module, cut: Cut) -> None
         if name in module:
             layer[name] = module[name]
     layer._no_grad = {name for name in module._no_grad if not name.endswith(SUFFIX)}
+    for name in mask_names(module):
+        set_mask(ParamRef(layer, name), module[name + SUFFIX])
     for path in paths:
         replace(model, path, layer)
 
@@ -255,10 +286,19 @@ def _compare(model: Module, small: Module, sample: SparseTensor, tolerance: floa
     training = [(module, module.training) for _, module in [*model.named_modules(), *small.named_modules()]]
     try:
         model.eval(), small.eval()
-        ours, theirs = (_arrays(m(sample)) for m in (small, model))
+        theirs = _arrays(model(sample))
+        try:
+            ours = _arrays(small(sample))
+        except Exception as failure:  # of the model's own code, that knows channels by their places or number
+            raise CouplingError(
+                f"the compressed model does not run: {failure}; nothing was changed. Leave the layers whose "
+                "channels the model itself counts alone: Pruner(..., exclude=[...])"
+            ) from failure
     finally:
         for module, mode in training:
             module._training = mode
+    # Half precision rounds sums that are taken in another order.
+    tolerance = max(tolerance, 4 * float(mx.finfo(sample.dtype).eps))
     for a, b in zip(ours, theirs):
         largest = np.abs(b).max(initial=0)
         error = np.abs(a - b).max(initial=0) if a.shape == b.shape else math.inf
@@ -273,6 +313,8 @@ def _arrays(value: Any) -> list[np.ndarray]:
     if isinstance(value, SparseTensor):
         value = value.feats
     if isinstance(value, mx.array):
-        return [np.asarray(host_view(value.astype(mx.float32)))]
+        real = value.ndim and mx.issubdtype(value.dtype, mx.floating)  # no losses, coordinates, classes
+        return [np.asarray(host_view(value.astype(mx.float32)))] if real else []
     items = value.values() if isinstance(value, dict) else value
-    return [array for item in items for array in _arrays(item)]
+    held = items if isinstance(value, (dict, list, tuple)) else ()  # of None, numbers and texts nothing
+    return [array for item in held for array in _arrays(item)]

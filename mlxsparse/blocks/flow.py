@@ -4,177 +4,33 @@ Every channel that a layer makes gets a label, a number that the features then c
 puts labels side by side by itself, a residual sum makes the labels of its two sides one (union-find), a
 layer that reads channels notes the labels. What no label survives is refused by name. A function of arrays
 may still let the labels of one operand through (a maximum, a gate): runs with half of the labels negative
-must then find the others where they were.
+must then find the others where they were. What is to be cut is tried first: without these labels, the
+run must find all others (`runs_without`).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn
 import numpy as np
 from mlx.nn import Module
+from mlx.utils import tree_flatten
 
 from .. import nn
-from ..backend.host import view as host_view
-from ..coords import CoordinateMapKey
 from ..errors import CouplingError, MLXSparseError
 from ..nn.conv import NormalizedConv3d, _Conv
-from ..tensor import SparseTensor, require_same_key, sequence_like
+from ..nn.untrained import plainly_called
+from ..tensor import SparseTensor, sequence_like
+from .labels import Diverged, Flow, Narrow, Signed, Use, Wire
 
 PER_CHANNEL = (nn.BatchNorm, nn.InstanceNorm)  # parameters a channel, channels apart
 MIXING = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.GLU, nn.Softmax, nn.LogSoftmax, nn.Softmin)
 LINEAR = (nn.Linear, mlx.nn.Linear)
-
-
-@dataclass
-class Use:
-    """One side of a layer that carries channels: `labels` of its outputs ("out"), inputs ("in") or "both"."""
-
-    path: str
-    module: Module
-    side: str
-    labels: list[int]
-
-
-@dataclass
-class Flow:
-    """What a run on labels found; `fixed` says of a label's root why it must stay."""
-
-    uses: list[Use] = field(default_factory=list)
-    fixed: dict[int, str] = field(default_factory=dict)
-    _parent: list[int] = field(default_factory=list)
-    _codes: dict[int, int] = field(default_factory=dict)  # code -> label
-    _code_of: list[int] = field(default_factory=list)
-    _random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
-    _read: list[tuple[str, list[int]]] = field(default_factory=list)  # what labels_of found, and where
-    _loose: bool = False  # some of it came through functions of arrays
-
-    def root(self, label: int) -> int:
-        while self._parent[label] != label:
-            self._parent[label] = self._parent[self._parent[label]]
-            label = self._parent[label]
-        return label
-
-    def new(self, count: int) -> list[int]:
-        """Fresh labels. Their codes are scattered, so that a sum of two is hardly ever a third."""
-        labels: list[int] = []
-        while len(labels) < count:
-            code = int(self._random.integers(1 << 16, 1 << 23))
-            if code not in self._codes:
-                labels.append(len(self._parent))
-                self._codes[code] = labels[-1]
-                self._code_of.append(code)
-                self._parent.append(labels[-1])
-        return labels
-
-    def unite(self, a: list[int], b: list[int]) -> None:
-        for i, j in zip(a, b):
-            one, other = self.root(i), self.root(j)
-            self._parent[other] = one
-            if other in self.fixed:
-                self.fixed.setdefault(one, self.fixed[other])
-
-    def fix(self, labels: list[int], reason: str) -> None:
-        for label in labels:
-            self.fixed.setdefault(self.root(label), reason)
-
-    def codes(self, labels: list[int]) -> mx.array:
-        return mx.array([float(self._code_of[label]) for label in labels], mx.float32)
-
-    def labels_of(self, x: Any, where: str) -> list[int]:
-        """Labels that the rows of a tensor or array hold; CouplingError if they hold anything else."""
-        rows = _rows(x)
-        values = rows[0].tolist() if len(rows) else []
-        found = [self._codes.get(int(v)) if v == int(v) else None for v in values if np.isfinite(v)]
-        if len(found) != rows.shape[1] or None in found or not (rows == rows[:1]).all():
-            raise _lost(where)
-        labels = [label for label in found if label is not None]
-        self._read.append((where, labels))
-        self._loose = self._loose or not (isinstance(x, _Wire) and x._exact)
-        return labels
-
-
-class _Signed(Flow):
-    """A second run, in which some labels have negative codes: each place must hold what it held in `first`.
-
-    At a place of a positive label nothing may change. A negative one may become anything, as in a ReLU, but
-    for another label.
-    """
-
-    def __init__(self, first: Flow, negative: np.ndarray):
-        super().__init__()
-        self._first, self._negative = iter(first._read), negative
-
-    def codes(self, labels: list[int]) -> mx.array:
-        return mx.where(mx.array(self._negative[labels]), -1, 1) * super().codes(labels)
-
-    def labels_of(self, x: Any, where: str) -> list[int]:
-        place, labels = next(self._first, ("", []))
-        rows = _rows(x)
-        if place != where or rows.shape[1] != len(labels):
-            raise _Diverged
-        codes = np.array([self._code_of[label] for label in labels], np.float32)
-        other = np.isin(np.abs(rows), list(self._codes)) & (np.abs(rows) != codes)
-        if not np.where(self._negative[labels], ~other, rows == codes).all():
-            raise _lost(where)
-        return labels
-
-
-class _Diverged(Exception):
-    """The model went another way than in the first run."""
-
-
-def _rows(x: Any) -> np.ndarray:
-    rows: np.ndarray = host_view((x.feats if isinstance(x, SparseTensor) else x).astype(mx.float32))
-    return rows[: x.num_active] if isinstance(x, SparseTensor) else rows.reshape(-1, rows.shape[-1])
-
-
-def _lost(where: str) -> CouplingError:
-    return CouplingError(
-        f"the channels that reach {where} come from an operation that channel pruning does not "
-        "follow; it follows layers of mlxsparse.nn, sums of tensors, ops.cat and pointwise functions"
-    )
-
-
-class _Wire(SparseTensor):
-    """A tensor whose features are labels; sums unite them."""
-
-    _flow: Flow
-    _exact: bool  # its features are what a layer gave, through no function of arrays
-
-    @classmethod
-    def of(cls, flow: Flow, key: CoordinateMapKey, row: mx.array, exact: bool = True) -> _Wire:
-        feats = mx.broadcast_to(row, (key.capacity, row.shape[-1]))
-        made: Any = cls._make(tuple.__iter__(SparseTensor._of(key, feats)), key, key.manager)
-        made._flow, made._exact = flow, exact
-        wire: _Wire = made
-        return wire
-
-    def replace(self, feats: mx.array, *, clean: bool = False) -> SparseTensor:
-        return _Wire.of(self._flow, self.key, feats, exact=False)
-
-    def astype(self, dtype: mx.Dtype) -> SparseTensor:
-        return self
-
-    def _join(self, other: Any) -> SparseTensor:
-        if isinstance(other, SparseTensor):
-            require_same_key(self, other, "+")
-            mine, its = (self._flow.labels_of(t, "a sum of tensors") for t in (self, other))
-            if len(mine) != len(its):
-                self._flow.fix(mine + its, "a sum broadcasts one channel over others")
-                return self if len(mine) >= len(its) else other
-            self._flow.unite(mine, its)
-        return self
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _join
-
-    def __neg__(self) -> SparseTensor:
-        return self
+KNOWN = (_Conv, *LINEAR, *PER_CHANNEL, *MIXING, nn.SqueezeExcitation, nn.PReLU)
 
 
 def trace(model: Module, sample: SparseTensor) -> Flow:
@@ -182,25 +38,49 @@ def trace(model: Module, sample: SparseTensor) -> Flow:
     if sample.num_active == 0:
         raise MLXSparseError("sample has no site: the model's channels are found by running it on one")
     flow = Flow()
-    _follow(model, sample, flow)
+    try:
+        _follow(model, sample, flow)
+    except CouplingError:
+        raise
+    except Exception as error:  # whatever the model's own code does with what stands for its layers
+        raise CouplingError(
+            f"the model does not run on labels in place of features, which finds its channels: {error!r}"
+        ) from error
     if flow._loose:
         # Bit b of the labels' numbers, and its complement: any two labels have unlike signs both ways round.
         numbers = np.arange(len(flow._parent))
         for bit in range(len(numbers).bit_length()):
             for negative in (0, 1):
                 try:
-                    _follow(model, sample, _Signed(flow, (numbers >> bit & 1) == negative))
+                    _follow(model, sample, Signed(flow, (numbers >> bit & 1) == negative))
                 except CouplingError:
                     raise
-                except (_Diverged, ValueError, IndexError):
+                except Exception:
                     pass  # features choose its sites or its way: this run says nothing
     return flow
+
+
+def runs_without(model: Module, sample: SparseTensor, flow: Flow, gone: set[int]) -> str | None:
+    """Why the model of `flow` cannot do without the labels `gone`; None if it can.
+
+    Its own code may know channels by their places, as in a slice, or have arrays of a value a channel.
+    """
+    narrow = Narrow(flow, gone)
+    try:
+        _follow(model, sample, narrow)
+    except Diverged:
+        pass
+    except CouplingError as error:
+        return str(error)
+    except Exception as error:
+        return f"what comes after {narrow.last or 'the input'} fails: {error}"
+    return None
 
 
 def _follow(model: Module, sample: SparseTensor, flow: Flow) -> None:
     inputs = flow.new(sample.num_channels)
     flow.fix(inputs, "the model's input")
-    result = _shadow(model, "", flow, {})(_Wire.of(flow, sample.key, flow.codes(inputs)))
+    result = _shadow(model, "", flow, {})(Wire.of(flow, sample.key, flow.codes(inputs)))
     outputs: list[Any] = []
     _gather(result, outputs)
     for out in outputs:
@@ -209,7 +89,9 @@ def _follow(model: Module, sample: SparseTensor, flow: Flow) -> None:
 
 def _gather(value: Any, found: list[Any]) -> None:
     if isinstance(value, (SparseTensor, mx.array)):
-        found.append(value)
+        feats = value.feats if isinstance(value, SparseTensor) else value
+        if feats.ndim and mx.issubdtype(feats.dtype, mx.floating):  # no losses, coordinates, classes
+            found.append(value)
     elif isinstance(value, dict):
         for item in value.values():
             _gather(item, found)
@@ -240,18 +122,20 @@ def _shadow(value: Any, path: str, flow: Flow, memo: dict[int, Any]) -> Any:
 
 def _recorder(module: Module, path: str, flow: Flow) -> Callable[..., Any] | None:
     """What stands for a layer in the run; None for a module that is run as it is."""
+    if isinstance(module, KNOWN) and not plainly_called(module):
+        return _Mixes(module, path, flow, "has a __call__ of its own, which is not followed")
     if isinstance(module, (_Conv, *LINEAR)):
         return _Reads(module, path, flow)
     if isinstance(module, PER_CHANNEL) or (isinstance(module, nn.PReLU) and module.weight.size > 1):
         return _Channelwise(module, path, flow, "both")
     if isinstance(module, MIXING) or isinstance(module, nn.SqueezeExcitation):
-        return _Channelwise(module, path, flow, "mixes")
+        return _Mixes(module, path, flow)
     known = type(module).__module__.startswith("mlxsparse.nn") or isinstance(module, mlx.nn.Identity)
     if known and not isinstance(module, nn.Sequential):
         plain = isinstance(module, nn.PReLU) or not module.parameters()
-        return _Channelwise(module, path, flow, "passes" if plain else "mixes")
+        return _Channelwise(module, path, flow, "passes") if plain else _Mixes(module, path, flow)
     if not module.leaf_modules() and module.parameters():
-        return _Channelwise(module, path, flow, "mixes")
+        return _Mixes(module, path, flow)
     return None
 
 
@@ -289,13 +173,13 @@ class _Reads:
             flow.fix(labels + self.made, f"{self.path} divides by the sizes of its weights")
         row = flow.codes(self.made)
         if not isinstance(x, SparseTensor):
-            return mx.broadcast_to(row, (*x.shape[:-1], len(self.made)))
+            return mx.broadcast_to(row, (*x.shape[:-1], row.shape[-1]))
         key = x.key if isinstance(module, LINEAR) else _slim(module)(_ones(x), *args, **kwargs).key
-        return _Wire.of(flow, key, row)
+        return Wire.of(flow, key, row)
 
 
 class _Channelwise:
-    """A layer whose channel c out is channel c in: with parameters a channel, mixing, or neither."""
+    """A layer whose channel c out is channel c in: with parameters a channel ("both") or none ("passes")."""
 
     def __init__(self, module: Module, path: str, flow: Flow, kind: str):
         self.module, self.path, self.flow, self.kind = module, path, flow, kind
@@ -310,37 +194,61 @@ class _Channelwise:
             else:
                 self.noted = labels
                 flow.uses.append(Use(self.path, self.module, "both", labels))
-        elif self.kind == "mixes":
-            flow.fix(labels, f"{self.path} ({type(self.module).__name__}) mixes channels")
-            y = _run(self.module, _zeros(x), *args, **kwargs)
-            width = y.num_channels if isinstance(y, SparseTensor) else y.shape[-1]
-            labels = flow.new(width)
-            flow.fix(labels, f"{self.path} ({type(self.module).__name__}) mixes channels")
-            return self._give(y, labels)
         if not isinstance(x, SparseTensor):
             return x
         if self.kind == "both":
-            return _Wire.of(flow, x.key, flow.codes(labels))
-        return self._give(_run(self.module, _zeros(x), *args, **kwargs), labels)
+            return Wire.of(flow, x.key, flow.codes(labels))
+        return _give(flow, _run(self.module, x, *args, **kwargs), labels)
 
-    def _give(self, y: Any, labels: list[int]) -> Any:
-        row = self.flow.codes(labels)
-        if isinstance(y, SparseTensor):
-            return _Wire.of(self.flow, y.key, row)
-        return mx.broadcast_to(row, (*y.shape[:-1], len(labels)))
+
+class _Mixes:
+    """A layer whose channels stay, in and out: it mixes them, or what it does with them is not known."""
+
+    def __init__(self, module: Module, path: str, flow: Flow, why: str = "mixes channels"):
+        self.module, self.path, self.flow = module, path, flow
+        self.reason = f"{path} ({type(module).__name__}) {why}"
+        self.others = not type(module).__module__.startswith("mlxsparse.nn")  # of ours, they are sites only
+
+    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        flow = self.flow
+        flow.fix(flow.labels_of(x, self.path), self.reason)
+        for other in [*args, *kwargs.values()] if self.others else []:
+            if isinstance(other, Wire):
+                flow.fix(flow.labels_of(other, self.path), self.reason)
+        y = _run(self.module, x, *args, **kwargs)
+        if not isinstance(y, (SparseTensor, mx.array)):
+            raise CouplingError(f"{self.reason}, and gives a {type(y).__name__}, which is not followed")
+        labels = flow.new(y.num_channels if isinstance(y, SparseTensor) else y.shape[-1])
+        flow.fix(labels, self.reason)
+        return _give(flow, y, labels)
+
+
+def _give(flow: Flow, y: Any, labels: list[int]) -> Any:
+    row = flow.codes(labels)
+    if isinstance(y, SparseTensor):
+        return Wire.of(flow, y.key, row)
+    return mx.broadcast_to(row, (*y.shape[:-1], row.shape[-1]))
 
 
 def _run(module: Module, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """The layer in evaluation, whatever mode it is in: nothing of it changes."""
-    still = copy.copy(module)
-    still._training = False
-    return still(x, *args, **kwargs)
+    """The layer on zeros, in evaluation whatever mode it is in: nothing of it changes."""
+    still = (copy.deepcopy(module) if module.children() else copy.copy(module)).eval()
+    dtype = _dtype(module)
+    others = [_zeros(a, dtype) if isinstance(a, Wire) else a for a in args]
+    named = {k: _zeros(a, dtype) if isinstance(a, Wire) else a for k, a in kwargs.items()}
+    return still(_zeros(x, dtype), *others, **named)
 
 
-def _zeros(x: Any) -> Any:
+def _zeros(x: Any, dtype: mx.Dtype) -> Any:
     if isinstance(x, SparseTensor):
-        return SparseTensor._of(x.key, mx.zeros(x.feats.shape))
-    return mx.zeros(x.shape)
+        return SparseTensor._of(x.key, mx.zeros(x.feats.shape, dtype))
+    return mx.zeros(x.shape, dtype)
+
+
+def _dtype(module: Module) -> mx.Dtype:
+    """Type of the first array of real numbers in a module, for features that it takes."""
+    arrays: Any = tree_flatten(module.parameters())
+    return next((a.dtype for _, a in arrays if mx.issubdtype(a.dtype, mx.floating)), mx.float32)
 
 
 def _ones(x: SparseTensor) -> SparseTensor:
@@ -362,6 +270,7 @@ def example(model: Module, sites: int = 1) -> SparseTensor:
     for _, module in model.named_modules()[::-1]:
         if isinstance(module, (_Conv, *LINEAR)):
             channels = module["weight"].shape[-1] * getattr(module, "groups", 1)
+            dtype = _dtype(module)
             break
     else:
         raise MLXSparseError("the model has no convolution or linear layer: pass a sample= that it takes")
@@ -370,4 +279,4 @@ def example(model: Module, sites: int = 1) -> SparseTensor:
     xyz = rng.permutation(side**3)[:sites]
     coords = np.stack([np.zeros_like(xyz), xyz // side**2, xyz // side % side, xyz % side], axis=1)
     feats = rng.standard_normal((sites, channels)).astype(np.float32)
-    return SparseTensor(coords.astype(np.int32), mx.array(feats))
+    return SparseTensor(coords.astype(np.int32), mx.array(feats).astype(dtype))

@@ -16,7 +16,7 @@ import numpy as np
 from mlx.nn import Module
 
 from ..backend.host import view as host_view
-from ..nn.untrained import SUFFIX, effective, may_train, never_train
+from ..nn.untrained import MASKED, SUFFIX, effective, may_train, never_train
 from .param import ParamRef
 
 
@@ -56,7 +56,8 @@ class _Choices:
 
 @cache
 def _masked_class(base: Any) -> Any:
-    return type(base.__name__, (_Masked, base), {"__module__": base.__module__, "__doc__": base.__doc__})
+    more = {"__module__": base.__module__, "__doc__": base.__doc__, MASKED: base}
+    return type(base.__name__, (_Masked, base), more)
 
 
 def mask_names(module: Module) -> list[str]:
@@ -99,10 +100,25 @@ def note_found(ref: ParamRef) -> None:
 
 def remove_masks(module: Module) -> None:
     """Zero what is pruned and make the layer what it was."""
-    for name in mask_names(module):
+    _drop_masks(module, mask_names(module))
+
+
+def drop_idle_masks(module: Module) -> None:
+    """Zero what is pruned and drop the masks that prune nothing; the others are noted as found ones."""
+    kept = {name: module[name + SUFFIX] for name in mask_names(module)}
+    kept = {name: keep for name, keep in kept.items() if not host_view(keep).all()}
+    for name in kept:
+        module[name] = effective(module, name)
+    _drop_masks(module, [name for name in mask_names(module) if name not in kept])
+    if kept:  # what pruners chose is of the layer that this one was copied from
+        module._choices = _Choices({name: {None: keep} for name, keep in kept.items()})
+
+
+def _drop_masks(module: Module, names: list[str]) -> None:
+    for name in names:
         module[name] = effective(module, name)
         del module[name + SUFFIX]
         may_train(module, name + SUFFIX)
-    if isinstance(module, _Masked):
+    if isinstance(module, _Masked) and not mask_names(module):
         module.__class__ = type(module).__bases__[1]
         module.__dict__.pop("_choices", None)

@@ -15,7 +15,10 @@ from ..blocksparse import BlockSparseLinear
 from ..errors import CheckpointError
 from ..nn.block_conv import BlockSparseConv3d
 from ..nn.conv import NormalizedConv3d
+from ..nn.untrained import plainly_called
 from .flow import LINEAR
+
+STORED = (BlockSparseConv3d, BlockSparseLinear)
 
 
 @dataclass
@@ -50,7 +53,7 @@ def packing_of(
     """How a layer is packed that keeps `weight` (Co, len(taps), Ci), True where not 0; None: it stays dense.
 
     Dense stay transposed, grouped and normalized convolutions, submanifold ones with a padding of their own,
-    and layers without a block of zeros.
+    layers of derived classes with a __call__ of their own, and layers without a block of zeros.
     """
     if not _packs(module):
         return None
@@ -70,6 +73,8 @@ def packing_of(
 
 
 def _packs(module: Module) -> bool:
+    if not plainly_called(module):
+        return False
     if isinstance(module, LINEAR):
         return True
     if isinstance(module, NormalizedConv3d) or getattr(module, "groups", 1) != 1:
@@ -95,34 +100,51 @@ def packed(module: Module, packing: Packing) -> Module:
             stride=module.stride if strided else 1, padding=module.padding if strided else None,
             dilation=module.dilation, support=module.support if strided else "touched", bias="bias" in module,
         )  # fmt: skip
-    layer._packing = packing
     layer._training = module.training
     return layer
 
 
 def to_json(module: Module) -> dict[str, Any] | None:
-    """Description of a packed layer for from_json; None of any other."""
-    packing: Packing | None = getattr(module, "_packing", None)
-    if packing is None:
+    """Description of a block-sparse layer and its layout of now, for from_json; None of any other."""
+    if not isinstance(module, STORED):
         return None
+    block, mask, channels = _stored(module)
     return {
-        "block": list(packing.block),
-        "grid": list(packing.mask.shape),
-        "mask": np.packbits(packing.mask).tobytes().hex(),
-        "channels": list(packing.channels),
+        "block": list(block),
+        "grid": list(mask.shape),
+        "mask": np.packbits(mask).tobytes().hex(),
+        "channels": list(channels),
     }
 
 
 def from_json(module: Module, entry: dict[str, Any]) -> Module:
-    """The packed layer in place of a fresh dense one."""
+    """The packed layer in place of a fresh dense one; a fresh block-sparse one with the layout in place."""
     grid = tuple(int(n) for n in entry["grid"])
     bits = np.unpackbits(np.frombuffer(bytes.fromhex(entry["mask"]), np.uint8))
-    if len(bits) < math.prod(grid) or not _packs(module):
-        raise CheckpointError(f"a packed layer of the grid {grid} does not fit {type(module).__name__}")
-    mask = bits[: math.prod(grid)].reshape(grid).astype(bool)
     block = (int(entry["block"][0]), int(entry["block"][1]))
     channels = (int(entry["channels"][0]), int(entry["channels"][1]))
+    stored = isinstance(module, STORED)
+    fits = len(bits) >= math.prod(grid) and (stored or _packs(module))
+    if fits and stored:
+        own_block, own_mask, own_channels = _stored(module)
+        fits = (own_block, own_mask.shape, own_channels) == (block, grid, channels)
+    if not fits:
+        raise CheckpointError(f"a packed layer of the grid {grid} does not fit {type(module).__name__}")
+    mask = bits[: math.prod(grid)].reshape(grid).astype(bool)
+    if stored:
+        linear = isinstance(module, BlockSparseLinear)
+        module.update_layout(mask[:, 0].T if linear else mask.reshape(module.layout.shape))
+        return module
     taps = tuple(range(grid[1]))
     return packed(module, Packing(block, mask, taps, _size(module), channels, isinstance(module, LINEAR)))
 
+
+def _stored(module: Module) -> tuple[tuple[int, int], np.ndarray, tuple[int, int]]:
+    """Block, mask and channels of a block-sparse layer, in the terms of Packing."""
+    if isinstance(module, BlockSparseLinear):
+        layout = module.layout
+        (bi, bo), (ci, co) = layout.block, layout.shape
+        return (bo, bi), layout.to_dense()[0].T[:, None], (co, ci)
+    mask = module.layout
+    return module._block, mask.reshape(mask.shape[0], -1, mask.shape[-1]), module._channels
 

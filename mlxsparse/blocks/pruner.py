@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 
@@ -121,7 +122,10 @@ class Pruner:
         return self
 
     def update(self, step: int = 0) -> None:
-        """Choose again, by the schedule at `step` and the weights of now; what others pruned stays pruned."""
+        """Choose again, by the schedule at `step` and the weights of now; what others pruned stays pruned.
+
+        What is pruned now counts as 0, as the forward sees it.
+        """
         self._attached()
         self._set(self._choose(self.targets, step))
 
@@ -165,17 +169,17 @@ class Pruner:
             raise MLXSparseError("the pruner has no model yet: call attach(model)")
 
     def _refs(self) -> list[ParamRef]:
-        specs = [spec for t in self.targets for spec in (*t.scope.specs(), *t.followers)]
-        return list({spec.param: None for spec in specs})
+        return _params(self.targets)
 
     def _choose(self, found: Sequence[Target], step: int) -> dict[ParamRef, mx.array]:
         """Keep masks of parameters; changes nothing."""
         sparsity = self.schedule(step)
         masks: dict[ParamRef, mx.array] = {}
-        for target in found:
+        with _as_seen(_params(found)):
+            scores_of = [t.scope.merge([self.criterion(b) for b in t.scope.blocks()]) for t in found]
+        for target, scores in zip(found, scores_of):
             scope = target.scope
             nnz = scope.kept_of(sparsity) if self.nnz is None else min(self.nnz, scope.scope_numel)
-            scores = scope.merge([self.criterion(block) for block in scope.blocks()])
             for block, keep in scope._to_blocks(keep_largest(scores, nnz)):
                 parts = list(block._spread(keep).items()) + [(spec, keep) for spec in target.followers]
                 for spec, part in parts:
@@ -188,6 +192,25 @@ class Pruner:
         for ref, keep in masks.items():
             set_mask(ref, keep, self._number)
         self.project()
+
+
+def _params(found: Sequence[Target]) -> list[ParamRef]:
+    specs = [spec for t in found for spec in (*t.scope.specs(), *t.followers)]
+    return list({spec.param: None for spec in specs})
+
+
+@contextmanager
+def _as_seen(refs: Sequence[ParamRef]) -> Iterator[None]:
+    """Within: masked slots hold what the forward sees. Behind a mask momentum moves an array on."""
+    held = [(ref.module, ref.key.rpartition(".")[2], ref.value) for ref in refs]
+    held = [(module, name, value) for module, name, value in held if name in mask_names(module)]
+    try:
+        for module, name, _ in held:
+            module[name] = effective(module, name)
+        yield
+    finally:
+        for module, name, value in held:
+            module[name] = value
 
 
 def effective_of(ref: ParamRef) -> mx.array:

@@ -10,8 +10,8 @@ from mlx.nn import Module
 from .. import nn
 from ..errors import CheckpointError
 from ..nn.conv import _Conv
-from .flow import LINEAR
-from .masking import SUFFIX, set_mask
+from .flow import LINEAR, PER_CHANNEL
+from .masking import SUFFIX, mask_names, set_mask
 from .pack import from_json, to_json
 from .param import ParamRef
 
@@ -26,9 +26,10 @@ def structure_of(model: Module) -> dict[str, Any]:
             "taps": list(module._taps.index) if isinstance(module, _Conv) and module._taps else None,
             "identity": isinstance(module, nn.Identity),
             "packed": to_json(module),
+            "width": _width(module),
         }
         for path, module in model.named_modules()
-        if not module.children()
+        if not module.children() or isinstance(module, (_Conv, *LINEAR)) or mask_names(module)
     }
 
 
@@ -72,8 +73,22 @@ def _restructured(module: Module, entry: dict[str, Any]) -> Module:
         module[name] = mx.zeros(shape, module[name].dtype if name in module else mx.float32)
     for name in masks:
         set_mask(ParamRef(module, name[: -len(SUFFIX)]), mx.ones(shapes[name], mx.bool_))
-    refit(module)
+    refit(module, None if entry.get("width") is None else _checked(module, entry["width"]))
     return module
+
+
+def _width(module: Module) -> int | None:
+    """Channels of a norm that has no array to say them; None of other layers, whose arrays do."""
+    if not isinstance(module, PER_CHANNEL) or any(name in module for name in CHANNEL_ARRAYS):
+        return None
+    return int(module.dims if isinstance(module, nn.InstanceNorm) else module.num_features)
+
+
+def _checked(module: Module, width: Any) -> int:
+    here = _width(module)
+    if here is None or not 0 < int(width) <= here:
+        raise CheckpointError(f"{type(module).__name__} of {here} channels cannot become one of {width!r}")
+    return int(width)
 
 
 def _check_shapes(module: Module, shapes: dict[str, tuple[int, ...]]) -> None:
@@ -97,11 +112,11 @@ def _check_shapes(module: Module, shapes: dict[str, tuple[int, ...]]) -> None:
         raise CheckpointError(f"the arrays differ in channels: {shapes}")
 
 
-def refit(module: Module) -> None:
-    """Numbers that a layer keeps about its arrays."""
+def refit(module: Module, width: int | None = None) -> None:
+    """Numbers that a layer keeps about its arrays; `width`, its channels, says them where it has none."""
     if isinstance(module, _Conv) and module.groups > 1:
         module.groups = module["weight"].shape[0]  # depthwise: the only groups that are cut
-    width = next((module[name].shape[0] for name in CHANNEL_ARRAYS if name in module), None)
+    width = next((module[name].shape[0] for name in CHANNEL_ARRAYS if name in module), width)
     for name in ("num_features", "dims"):
         if width is not None and hasattr(module, name):
             setattr(module, name, width)

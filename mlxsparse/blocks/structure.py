@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,8 @@ from ..errors import CouplingError, MLXSparseError
 from ..nn.conv import NormalizedConv3d, _Conv, _Transposed
 from ..tensor import SparseTensor
 from .coupling import BlockCoupling, overlap
-from .flow import LINEAR, Flow, Use, example, trace
+from .flow import LINEAR, example, runs_without, trace
+from .labels import Flow, Use
 from .param import ParamRef
 from .scope import ScopeCoupling, ScopeSpec
 from .spec import BlockSpec
@@ -77,14 +78,20 @@ def targets(
     if structure == "offsets":
         found = [offset_target(model, path) for path, _ in _kernels(model)]
     elif structure == "channels":
-        groups = channel_groups(model, sample)
+        tensor = example(model) if sample is None else sample
+        flow = trace(model, tensor)
+        groups = groups_of(flow)
         for group in groups:
             if any(_excluded(part[0].path, exclude) for part in group.parts):
                 group.fixed = group.fixed or "excluded"
-        found = [channel_target(model, group) for group in groups if group.fixed is None]
+        free = [group for group in groups if group.fixed is None]
+        require_runs(model, tensor, flow, [(group, range(group.size // 2)) for group in free])
+        found = [channel_target(model, group) for group in free]
         if not found:
-            reasons = "; ".join(f"{g.name}: {g.fixed}" for g in groups)
-            raise CouplingError(f"no channels of the model can be pruned ({reasons})")
+            reasons = {f"{g.name}: {g.fixed}": None for g in groups}
+            told = {g.fixed for g in groups} | {"the model's input"}
+            reasons |= {why: None for why in flow.fixed.values() if why not in told}
+            raise CouplingError(f"no channels of the model can be pruned ({'; '.join(reasons)})")
     elif structure == "blocks":
         found = [t for path, m in _layers(model) if (t := block_target(model, path, m, block)) is not None]
     else:
@@ -203,6 +210,28 @@ def groups_of(flow: Flow) -> list[ChannelGroup]:
             group.fixed = "no layer reads its channels"
         groups.append(group)
     return groups
+
+
+def require_runs(
+    model: Module, sample: SparseTensor, flow: Flow, dead: Sequence[tuple[ChannelGroup, Iterable[int]]]
+) -> None:
+    """CouplingError, which names a layer, unless the model runs without the channels `dead` of groups."""
+
+    def problem(parts: Sequence[tuple[ChannelGroup, Iterable[int]]]) -> str | None:
+        roots = set()
+        for group, places in parts:
+            use, first, step = group.parts[0]
+            roots |= {flow.root(use.labels[first + step * int(i)]) for i in places}
+        return runs_without(model, sample, flow, flow.all_of(roots)) if roots else None
+
+    if (reason := problem(dead)) is None:
+        return
+    alone = [(part[0].name, why) for part in dead if (why := problem([part])) is not None]
+    names = [name for name, _ in alone] or [group.name for group, _ in dead]
+    raise CouplingError(
+        f"the channels of {', '.join(names)} cannot be pruned: {alone[0][1] if alone else reason}; "
+        f"leave them alone with exclude={names}"
+    )
 
 
 def channel_target(model: Module, group: ChannelGroup) -> Target:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx.nn import Module
 
 from ..engine.dense import linear
@@ -71,12 +72,19 @@ class BlockSparseLinear(Module):
     def update_layout(self, new: Any, fill: float = 0.0) -> None:
         """Store other blocks; surviving ones keep their weights, new ones hold `fill`."""
         layout, gather_idx = self._layout.update(new)
-        self.weight = carry(self.weight[None], gather_idx, fill)[0]
+        move_blocks(self, gather_idx, fill)
         self._layout = layout
 
     def _extra_repr(self) -> str:
         (i, o), block = self._layout.shape, self._layout.block
         return f"{i}, {o}, block={block}, density={self._layout.density:.3g}, bias={'bias' in self}"
+
+
+def move_blocks(layer: Module, gather_idx: np.ndarray, fill: float) -> None:
+    """Move the blocks of a layer, and of the mask that pruning gave it, to another layout."""
+    layer.weight = carry(layer.weight[None], gather_idx, fill)[0]
+    if "weight_keep" in layer:  # bool, which `carry` does not take; new blocks are not pruned
+        layer.weight_keep = carry(layer.weight_keep[None].astype(mx.float32), gather_idx, 1.0)[0] > 0
 
 
 class SparseMultiheadAttention(Module):

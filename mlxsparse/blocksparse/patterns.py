@@ -171,7 +171,7 @@ class _Global(Pattern):
         super().__post_init__()
         for name in ("global_block_indices", "global_block_end_indices"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, whole_numbers(name, getattr(self, name), -(2**31)))
+                object.__setattr__(self, name, whole_numbers(name, getattr(self, name)))
 
     def _global_blocks(self) -> np.ndarray:
         ends = self.global_block_end_indices
@@ -181,6 +181,11 @@ class _Global(Pattern):
             raise ShapeError(
                 f"global_block_end_indices has {len(ends)} entries, global_block_indices "
                 f"{len(self.global_block_indices)}"
+            )
+        if any(b <= a for a, b in zip(self.global_block_indices, ends)):
+            raise ShapeError(
+                f"global_block_end_indices {ends} must lie above global_block_indices "
+                f"{self.global_block_indices}: no block lies between them"
             )
         return np.concatenate([np.arange(a, b) for a, b in zip(self.global_block_indices, ends)])
 

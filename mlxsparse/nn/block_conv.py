@@ -11,10 +11,12 @@ import numpy as np
 from mlx.nn import Module
 
 from .. import ops
-from ..blocksparse import BlockLayout, carry, unpack
+from ..blocksparse import BlockLayout, unpack
 from ..blocksparse.check import as_layout_mask, block_pair
+from ..blocksparse.modules import move_blocks
 from ..coords.geometry import Triple, TripleLike, triple
 from ..errors import DTypeError, ShapeError
+from ..ops.conv import Target
 from ..tensor import SparseTensor
 
 
@@ -26,7 +28,8 @@ class BlockSparseConv3d(Module):
         kernel_size, dilation: int or (x, y, z).
         block: an int or (output channels, input channels).
         layout: bool or 0/1 (ceil(Co / bo), Kx, Ky, Kz, ceil(Ci / bi)): the blocks that are stored.
-        stride, padding, support: as Conv3d. By default (stride 1, no padding) the convolution is submanifold.
+        stride, padding, support: as Conv3d. By default (stride 1, no padding) the convolution is submanifold;
+            any other takes `out` and `capacity` as Conv3d does.
         bias: learn an additive bias.
 
     `weight` (nnz, bo, bi) holds the blocks in the order of ``np.argwhere(layout)``. Taps without any block
@@ -87,7 +90,9 @@ class BlockSparseConv3d(Module):
         whole = unpack(self.weight[None], self._layout)
         return whole.reshape(co, len(self._taps), -(-ci // bi) * bi)[:, :, :ci]
 
-    def __call__(self, x: SparseTensor, capacity: int | None = None) -> SparseTensor:
+    def __call__(
+        self, x: SparseTensor, out: Target | None = None, capacity: int | None = None
+    ) -> SparseTensor:
         if not isinstance(x, SparseTensor):
             raise DTypeError(f"BlockSparseConv3d takes a SparseTensor, got {type(x).__name__}")
         if x.num_channels != self._channels[1]:
@@ -97,6 +102,8 @@ class BlockSparseConv3d(Module):
         bias = None if bias is None else bias.astype(x.dtype)
         taps = ops.Taps(self._size, self._taps)
         if self.padding is None and self.stride == (1, 1, 1):
+            if out is not None:
+                raise ShapeError("a submanifold BlockSparseConv3d takes no out=; give the layer a padding")
             return ops.subm_conv3d(x, weight, bias, dilation=self.dilation, taps=taps)
         return ops.conv3d(
             x,
@@ -106,7 +113,8 @@ class BlockSparseConv3d(Module):
             padding=self.padding or 0,
             dilation=self.dilation,
             taps=taps,
-            support=self.support,
+            support=self.support if out is None else "touched",
+            out=out,
             capacity=capacity,
         )
 
@@ -116,7 +124,7 @@ class BlockSparseConv3d(Module):
         self._set_layout(new)
         place = np.full(old.shape, -1, np.int32)
         place[old] = np.arange(int(old.sum()))
-        self.weight = carry(self.weight[None], place[self._mask], fill)[0]
+        move_blocks(self, place[self._mask], fill)
 
     def _extra_repr(self) -> str:
         co, ci = self._channels

@@ -15,9 +15,7 @@ from ..tensor import SparseTensor, sequence_like
 from .conv import NormalizedConv3d, _Conv
 from .layers import Linear, Sequential
 from .norm import BatchNorm
-from .untrained import SUFFIX, effective, may_train
-
-_OURS = __name__.partition(".")[0] + "."
+from .untrained import SUFFIX, effective, may_train, plainly_called
 
 
 def fold_batch_norm(conv: Module, norm: BatchNorm) -> Module:
@@ -67,10 +65,10 @@ def fold_batch_norms(model: Module, pairs: Sequence[tuple[str, str]] = (("conv",
 def _folds(layer: Any, norm: Any) -> bool:
     return (
         isinstance(layer, (_Conv, Linear))
-        and type(layer).__call__.__module__.startswith(_OURS)  # a class derived from it may do more
+        and plainly_called(layer)
         and not isinstance(layer, NormalizedConv3d)  # its size, too, is made of the weight
         and isinstance(norm, BatchNorm)
-        and type(norm).__call__.__module__.startswith(_OURS)
+        and plainly_called(norm)
         and norm.track_running_stats
     )
 

@@ -9,6 +9,8 @@ import mlx.core as mx
 from mlx.nn import Module
 
 SUFFIX = "_keep"  # after a parameter's name: its mask (blocks/masking.py)
+MASKED = "_masked_class"  # in the class of a masked layer: what its class was
+_OURS = __name__.partition(".")[0] + "."
 
 
 class Untrained(set[str]):
@@ -44,6 +46,13 @@ def may_train(module: Module, *names: str) -> None:
 
 def _always(module: Module) -> frozenset[str]:
     return module._no_grad.always if isinstance(module._no_grad, Untrained) else frozenset()
+
+
+def plainly_called(module: Any) -> bool:
+    """Whether calling a layer is what a class of mlxsparse or mlx.nn does: a derived one may do more."""
+    kind: Any = getattr(type(module), MASKED, type(module))
+    where: str = kind.__call__.__module__
+    return where.startswith((_OURS, "mlx.nn."))
 
 
 def effective(module: Module, name: str) -> mx.array:

@@ -164,6 +164,10 @@ def test_long_patterns_make_no_square():
         (lambda: BSLongformer(1, 4, global_block_end_indices=(1, 2))(8), ShapeError, "end_indices"),
         (lambda: Variable(1, 4, local_window_blocks=3), DTypeError, "local_window_blocks"),
         (lambda: BSLongformer(1, 4, global_block_indices=3), DTypeError, "global_block_indices"),
+        (lambda: BSLongformer(1, 4, global_block_indices=(0, -1)), ShapeError, "global_block_indices"),
+        (lambda: Variable(1, 4, global_block_indices=(-1,)), ShapeError, "global_block_indices"),
+        (lambda: Variable(1, 4, global_block_end_indices=(-1,)), ShapeError, "global_block_end_indices"),
+        (lambda: BSLongformer(1, 4, "bidirectional", (3,), (3,))(32), ShapeError, "end_indices .* above"),
         (lambda: BigBird(1, 4, num_random_blocks=-1), ShapeError, "num_random_blocks"),
     ],
 )

@@ -208,3 +208,20 @@ def test_attributes_that_are_tuples_are_kept():
     Pruner("channels", sparsity=0.5, sample=x).attach(model)
     small = compress(model, sample=x)
     assert type(small.sizes) is Sizes and small.first is x and small(x).key is x.key
+
+
+def test_a_masked_layer_that_does_more_is_not_folded():
+    class ConvRelu(nn.SubmConv3d):
+        def __call__(self, x):
+            y = super().__call__(x)
+            return y.replace(mx.maximum(y.feats, 0))
+
+    class Net(mlx.nn.Module):
+        def __init__(self, kind):
+            super().__init__()
+            self.conv, self.norm = kind(4, 4), nn.BatchNorm(4)
+
+    for kind, folded in ((ConvRelu, False), (nn.SubmConv3d, True)):
+        net = Net(kind)
+        Pruner("offsets", 0.5).attach(net)
+        assert isinstance(nn.fold_batch_norms(net).norm, mlx.nn.Identity) == folded

@@ -50,8 +50,10 @@ def test_equal_to_the_masked_model_and_smaller(structure, sparsity):
     Pruner(structure, sparsity).attach(model)
     before = {k: np.array(v) for k, v in flat(model.parameters()).items()}
     small = compress(model, sample=x)
-    assert set(flat(small.parameters())) == {k for k in before if not k.endswith("_keep")}
-    assert sum(v.size for v in flat(small.parameters()).values()) < sum(
+    kept_masks = {k for k in flat(small.parameters()) if k.endswith("_keep")}
+    assert bool(kept_masks) == (sparsity == 1)  # of the one channel or tap that has to stay
+    assert set(flat(small.parameters())) - kept_masks == {k for k in before if not k.endswith("_keep")}
+    assert sum(v.size for k, v in flat(small.parameters()).items() if k not in kept_masks) < sum(
         v.size for k, v in before.items() if not k.endswith("_keep")
     )
     after = flat(model.parameters())
@@ -326,3 +328,32 @@ def test_zeroed_is_not_smaller_but_compressed_is_faster():
 
 def work_of(model):
     return sum(m.weight.size for m in model.modules() if hasattr(m, "_taps"))
+
+
+NORMS = {
+    "InstanceNorm": lambda: nn.InstanceNorm(8),
+    "affine InstanceNorm": lambda: nn.InstanceNorm(8, affine=True),
+    "BatchNorm of running statistics": lambda: nn.BatchNorm(8, affine=False),
+    "BatchNorm without arrays": lambda: nn.BatchNorm(8, affine=False, track_running_stats=False),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_with_and_without_arrays_are_cut_and_restored(name):
+    def made():
+        return nn.Sequential(nn.SubmConv3d(4, 8), NORMS[name](), nn.SubmConv3d(8, 3))
+
+    model = made()
+    x = example(model, 60)
+    Pruner("channels", 0.5).attach(model)
+    small = compress(model, sample=x).eval()
+    np.testing.assert_allclose(np.array(small(x).feats), np.array(model.eval()(x).feats), atol=1e-5)
+    structure = json.loads(json.dumps(structure_of(small)))
+    fresh = restructure(made(), structure)
+    fresh.load_weights(tree_flatten(small.parameters()))
+    np.testing.assert_array_equal(np.array(fresh.eval()(x).feats), np.array(small(x).feats))
+    for entry in structure.values():
+        if entry["width"] is not None:
+            entry["width"] = 9
+            with pytest.raises(CheckpointError, match="layers.1.*8 channels"):
+                restructure(made(), structure)

@@ -15,7 +15,7 @@ from mlxsparse import SparseTensor, nn
 from mlxsparse.blocks import BlockSpec, Pruner, View, compress, restructure, structure_of
 from mlxsparse.blocks.flow import example
 from mlxsparse.blocksparse import BlockLayout, BlockSparseLinear
-from mlxsparse.errors import CheckpointError
+from mlxsparse.errors import CheckpointError, ShapeError
 from mlxsparse.nn.block_conv import BlockSparseConv3d
 
 
@@ -149,3 +149,73 @@ def test_a_shared_layer_that_is_pruned_by_blocks_stays_shared():
     optimizer.init(model.trainable_parameters())
     small = compress(model, optimizer=optimizer)
     assert optimizer.state["c"]["weight"]["m"].shape == small.c.weight.shape
+
+
+def restored(fresh, model):
+    fresh = restructure(fresh, json.loads(json.dumps(structure_of(model))))
+    return fresh.load_weights(tree_flatten(model.parameters()))
+
+
+def test_the_structure_has_the_layout_of_now():
+    model = net()
+    x = example(model, 120)
+    Pruner("blocks", 0.5, block=(2, 2)).attach(model)
+    small = compress(model, sample=x)
+    head = small.head.layout.to_dense()[0]
+    for layer, layout in ((small.b, small.b.layout), (small.down, small.down.layout), (small.head, head)):
+        layer.update_layout(np.roll(layout, 1, axis=0))
+        layer.weight = mx.random.normal(layer.weight.shape)
+    fresh = restored(Net(), small)
+    assert np.array_equal(fresh.b.layout, small.b.layout) and fresh.head.layout == small.head.layout
+    np.testing.assert_array_equal(np.array(fresh(x).feats), np.array(small(x).feats))
+    small.b.update_layout(~small.b.layout)  # another number of blocks
+    np.testing.assert_array_equal(np.array(restored(Net(), small)(x).feats), np.array(small(x).feats))
+
+
+def built():
+    conv = nn.BlockSparseConv3d(4, 6, (3, 1, 1), (4, 2), np.arange(12).reshape(2, 3, 1, 1, 2) % 3 > 0)
+    return nn.Sequential(conv, nn.BlockSparseLinear(6, 4, (2, 3), np.eye(3, 2, dtype=bool), bias=False))
+
+
+def test_block_sparse_layers_that_a_model_was_built_with_get_the_layout_of_now():
+    model, x = built(), example(nn.SubmConv3d(4, 2), 60)
+    conv, linear = model.layers
+    conv.update_layout(~conv.layout)
+    linear.update_layout(np.array([[False, True], [True, True], [True, False]]))
+    linear.weight = mx.random.normal(linear.weight.shape)
+    conv.weight = mx.random.normal(conv.weight.shape)
+    fresh = restored(built(), model)
+    np.testing.assert_array_equal(np.array(fresh(x).feats), np.array(model(x).feats))
+    older = structure_of(built())
+    for entry in older.values():
+        entry["packed"] = None  # as written when such layers had no entry
+    restructure(built(), older)
+    for key, value in {"block": [2, 2], "channels": [5, 4], "grid": [3, 3, 2]}.items():
+        other = structure_of(model)
+        other["layers.0"]["packed"][key] = value
+        with pytest.raises(CheckpointError, match="layers.0"):
+            restructure(built(), other)
+
+
+class Onto(mlx.nn.Module):
+    """Strided convolutions, one of them onto sites that are given."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.SubmConv3d(4, 8)
+        self.b, self.c = nn.Conv3d(8, 8, 2, stride=2), nn.Conv3d(8, 4, 3, stride=2, support="parents")
+
+    def __call__(self, x):
+        y = self.a(x)
+        return self.c(y, out=self.b(y)) + self.c(y, self.b(y))
+
+
+def test_packed_convolutions_go_onto_given_sites_as_dense_ones_do():
+    model = Onto()
+    x = example(model, 100)
+    Pruner("blocks", 0.5, block=(4, 4)).attach(model)
+    small = compress(model, sample=x)
+    assert isinstance(small.c, BlockSparseConv3d)
+    np.testing.assert_allclose(np.array(small(x).feats), np.array(model(x).feats), atol=1e-5)
+    with pytest.raises(ShapeError, match="no out="):
+        small.a(x, out=x)

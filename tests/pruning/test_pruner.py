@@ -29,6 +29,7 @@ from mlxsparse.blocks import (
 )  # fmt: skip
 from mlxsparse.blocks.flow import example
 from mlxsparse.blocks.masking import effective
+from mlxsparse.blocks.structure import Target
 from mlxsparse.errors import CouplingError, MLXSparseError
 from mlxsparse.models.minkunet import MinkUNet, ModelArgs
 
@@ -208,6 +209,36 @@ def test_report_after_another_pruner_was_detached_is_a_named_error():
     assert [row.kept for row in other.report()] == [14, 14]
     other.detach()
     assert type(model.layers[1]) is nn.SubmConv3d and "_choices" not in vars(model.layers[1])
+
+
+def test_momentum_from_before_brings_nothing_back():
+    model, optimizer = dense(), optim.SGD(0.5, momentum=0.9)
+    step = mlx.nn.value_and_grad(model, loss_of)
+
+    def train():
+        for _ in range(5):
+            optimizer.update(model, step(model, X)[1])
+
+    train()
+    scopes = [ScopeSpec(BlockSpec(View.of(model, f"layers.{i}.weight"), (1, 1))) for i in (0, 2)]
+    pruner = Pruner(scopes, linear(0.5, 4)).attach(model, 4)
+    layers = model.layers[0], model.layers[2]
+    before = [np.array(layer.weight_keep) for layer in layers]
+    train()
+    moved = [np.array(layer.weight) for layer in layers]
+    assert all(np.abs(w[~keep]).max() > 0 for w, keep in zip(moved, before))
+    pruner.update(4)
+    assert all((np.array(layer.weight_keep) == keep).all() for layer, keep in zip(layers, before))
+    train()
+    raw = np.array(layers[0].weight)
+    again = Pruner([n_of_m(View.of(model, "layers.0.weight"), 2, 4)[0]], nnz=2)
+    chosen = again._choose([Target("", s) for s in again.structure], 0)  # nor those of another pruner
+    seen = np.where(before[0], np.abs(raw), 0).reshape(8, 2, 4)
+    kept = np.array(*chosen.values()).reshape(seen.shape) * seen
+    np.testing.assert_allclose(kept.sum(), np.sort(seen)[..., 2:].sum(), rtol=1e-5)
+    assert np.array_equal(np.array(layers[0].weight), raw)
+    pruner.update(2)  # a quarter: more is kept, and grows again
+    assert [int(layer.weight_keep.sum()) for layer in layers] == [48, 48]
 
 
 def test_schedules():

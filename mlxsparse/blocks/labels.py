@@ -1,0 +1,188 @@
+"""Labels that stand for channels in a run of a model: numbers that its features carry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn import Module
+
+from ..backend.host import view as host_view
+from ..coords import CoordinateMapKey
+from ..errors import CouplingError
+from ..tensor import SparseTensor, require_same_key
+
+
+@dataclass
+class Use:
+    """One side of a layer that carries channels: `labels` of its outputs ("out"), inputs ("in") or "both"."""
+
+    path: str
+    module: Module
+    side: str
+    labels: list[int]
+
+
+@dataclass
+class Flow:
+    """What a run on labels found; `fixed` says of a label's root why it must stay."""
+
+    uses: list[Use] = field(default_factory=list)
+    fixed: dict[int, str] = field(default_factory=dict)
+    _parent: list[int] = field(default_factory=list)
+    _codes: dict[int, int] = field(default_factory=dict)  # code -> label
+    _code_of: list[int] = field(default_factory=list)
+    _random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    _read: list[tuple[str, list[int]]] = field(default_factory=list)  # what labels_of found, and where
+    _loose: bool = False  # some of it came through functions of arrays
+
+    def root(self, label: int) -> int:
+        while self._parent[label] != label:
+            self._parent[label] = self._parent[self._parent[label]]
+            label = self._parent[label]
+        return label
+
+    def new(self, count: int) -> list[int]:
+        """Fresh labels. Their codes are scattered, so that a sum of two is hardly ever a third."""
+        labels: list[int] = []
+        while len(labels) < count:
+            code = int(self._random.integers(1 << 16, 1 << 23))
+            if code not in self._codes:
+                labels.append(len(self._parent))
+                self._codes[code] = labels[-1]
+                self._code_of.append(code)
+                self._parent.append(labels[-1])
+        return labels
+
+    def all_of(self, roots: set[int]) -> set[int]:
+        """The labels that have these roots."""
+        return {label for label in range(len(self._parent)) if self.root(label) in roots}
+
+    def unite(self, a: list[int], b: list[int]) -> None:
+        for i, j in zip(a, b):
+            one, other = self.root(i), self.root(j)
+            self._parent[other] = one
+            if other in self.fixed:
+                self.fixed.setdefault(one, self.fixed[other])
+
+    def fix(self, labels: list[int], reason: str) -> None:
+        for label in labels:
+            self.fixed.setdefault(self.root(label), reason)
+
+    def codes(self, labels: list[int]) -> mx.array:
+        return mx.array([float(self._code_of[label]) for label in labels], mx.float32)
+
+    def labels_of(self, x: Any, where: str) -> list[int]:
+        """Labels that the rows of a tensor or array hold; CouplingError if they hold anything else."""
+        rows = rows_of(x)
+        values = rows[0].tolist() if len(rows) else []
+        found = [self._codes.get(int(v)) if v == int(v) else None for v in values if np.isfinite(v)]
+        if len(found) != rows.shape[1] or None in found or not (rows == rows[:1]).all():
+            raise lost(where)
+        labels = [label for label in found if label is not None]
+        self._read.append((where, labels))
+        self._loose = self._loose or not (isinstance(x, Wire) and x._exact)
+        return labels
+
+
+class Signed(Flow):
+    """A second run, in which some labels have negative codes: each place must hold what it held in `first`.
+
+    At a place of a positive label nothing may change. A negative one may become anything, as in a ReLU, but
+    for another label.
+    """
+
+    def __init__(self, first: Flow, negative: np.ndarray):
+        super().__init__()
+        self._first, self._negative = iter(first._read), negative
+
+    def codes(self, labels: list[int]) -> mx.array:
+        return mx.where(mx.array(self._negative[labels]), -1, 1) * super().codes(labels)
+
+    def labels_of(self, x: Any, where: str) -> list[int]:
+        place, labels = next(self._first, ("", []))
+        rows = rows_of(x)
+        if place != where or rows.shape[1] != len(labels):
+            raise Diverged
+        codes = np.array([self._code_of[label] for label in labels], np.float32)
+        other = np.isin(np.abs(rows), list(self._codes)) & (np.abs(rows) != codes)
+        if not np.where(self._negative[labels], ~other, rows == codes).all():
+            raise lost(where)
+        return labels
+
+
+class Narrow(Flow):
+    """A run without the labels `gone`: each place must hold what it held in `first`, but for those."""
+
+    def __init__(self, first: Flow, gone: set[int]):
+        super().__init__()
+        self._first, self._gone = iter(first._read), gone
+        self.last = ""  # the place that was come to last
+
+    def codes(self, labels: list[int]) -> mx.array:
+        return super().codes([label for label in labels if label not in self._gone])
+
+    def labels_of(self, x: Any, where: str) -> list[int]:
+        place, labels = next(self._first, ("", []))
+        if place != where:
+            raise Diverged
+        wanted = np.array([self._code_of[label] for label in labels if label not in self._gone], np.float32)
+        rows = rows_of(x)
+        if rows.shape[1] != len(wanted) or not (rows == wanted).all():
+            raise CouplingError(f"{where} then gets other channels than those that stay")
+        self.last = where
+        return labels
+
+
+class Diverged(Exception):
+    """The model went another way than in the first run."""
+
+
+def rows_of(x: Any) -> np.ndarray:
+    rows: np.ndarray = host_view((x.feats if isinstance(x, SparseTensor) else x).astype(mx.float32))
+    return rows[: x.num_active] if isinstance(x, SparseTensor) else rows.reshape(-1, rows.shape[-1])
+
+
+def lost(where: str) -> CouplingError:
+    return CouplingError(
+        f"the channels that reach {where} come from an operation that channel pruning does not "
+        "follow; it follows layers of mlxsparse.nn, sums of tensors, ops.cat and pointwise functions"
+    )
+
+
+class Wire(SparseTensor):
+    """A tensor whose features are labels; sums unite them."""
+
+    _flow: Flow
+    _exact: bool  # its features are what a layer gave, through no function of arrays
+
+    @classmethod
+    def of(cls, flow: Flow, key: CoordinateMapKey, row: mx.array, exact: bool = True) -> Wire:
+        feats = mx.broadcast_to(row, (key.capacity, row.shape[-1]))
+        made: Any = cls._make(tuple.__iter__(SparseTensor._of(key, feats)), key, key.manager)
+        made._flow, made._exact = flow, exact
+        wire: Wire = made
+        return wire
+
+    def replace(self, feats: mx.array, *, clean: bool = False) -> SparseTensor:
+        return Wire.of(self._flow, self.key, feats, exact=False)
+
+    def astype(self, dtype: mx.Dtype) -> SparseTensor:
+        return self
+
+    def _join(self, other: Any) -> SparseTensor:
+        if isinstance(other, SparseTensor):
+            require_same_key(self, other, "+")
+            mine, its = (self._flow.labels_of(t, "a sum of tensors") for t in (self, other))
+            if len(mine) != len(its):
+                self._flow.fix(mine + its, "a sum broadcasts one channel over others")
+                return self if len(mine) >= len(its) else other
+            self._flow.unite(mine, its)
+        return self
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _join
+
+    def __neg__(self) -> SparseTensor:
+        return self
