@@ -114,7 +114,7 @@ def output_format(source: str, path: str | os.PathLike[str]) -> str:
         )
     raise PointCloudError(
         f"path {path!r} ends in {extension}, but the cloud was read from {NAMES[source]}; "
-        "write_labels keeps the format, or writes .ply, .npy or .label"
+        "labelling keeps the format, or makes a .ply, .npy or .label of it"
     )
 
 

@@ -85,6 +85,7 @@ def draw_training(
     try:
         axis.plot(range(1, len(losses) + 1), losses, color="#d0562f", marker="o", markersize=3)
         axis.set(xlabel="epoch", ylabel="training loss", yscale="log", xlim=(0.5, len(losses) + 0.5))
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.yaxis.label.set_color("#d0562f")
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_formatter("{x:g}")

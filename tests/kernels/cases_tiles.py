@@ -299,9 +299,9 @@ SHAPES = {
     "four_together_twice": {"ci": 72, "co": 73, "again": True, "kernel": (1, 1, 3), "n": sized(60, 5000)},
     "four_together_strided": {"ci": 24, "co": 72, "stride": 2, "bias": False, "n": sized(150, 5000)},
     "shared_sums": {"ci": 16, "co": 40, "kernel": (3, 3, 1), "shared": True, "again": True, "n": 700},
-    "shared_packed": {"ci": 32, "co": 64, "packed": True, "shared": True, "n": sized(600, 9000)},
+    "shared_packed": {"ci": 16, "co": 40, "kernel": (3, 3, 1), "packed": True, "shared": True, "n": 700},
     "shared_unaligned": {"ci": 8, "co": 72, "kernel": (1, 3, 1), "plain": True, "shared": True, "n": 300},
-    "four_together_shared": {"ci": 40, "co": 72, "kernel": (3, 3, 1), "shared": True, "n": sized(600, 9000)},
+    "four_together_shared": {"ci": 40, "co": 72, "kernel": (3, 1, 1), "shared": True, "n": sized(600, 9000)},
     "uneven_gradient": {"ci": 16, "co": 40, "kernel": (1, 3, 1), "n": sized(60, 5000)},
 }
 TILES = {  # that the tables of tiles do not have for every backend

@@ -84,8 +84,10 @@ def test_it_is_drawn(pages, kind):
     assert len(np.unique(image.reshape(-1, 3), axis=0)) > 50  # shaded, not flat areas
 
 
-@pytest.mark.parametrize("size", [None, (1.0, 1.0, 1.0)])
-@pytest.mark.parametrize("points", [[[5e5, 4e6, 200.0]], [[3.0, 3, 3]] * 5, [[0.0, 0, 0], [0, 0, 1]]])
+@pytest.mark.parametrize(
+    ("points", "size"),
+    [([[5e5, 4e6, 200.0]], None), ([[3.0, 3, 3]] * 5, (1.0,) * 3), ([[0.0, 0, 0], [0, 0, 1]], (1.0,) * 3)],
+)
 def test_few_points_and_points_at_one_place_are_drawn_whole(tmp_path, points, size):
     html = cloud_page(np.array(points), {"a": np.arange(len(points))}, title="few", voxel_size=size)
     (tmp_path / "few.html").write_text(html, encoding="utf-8")
