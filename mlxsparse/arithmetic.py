@@ -25,21 +25,21 @@ def operation(symbol: str, function: Callable[[Any, Any], Any], divisor: int | N
             require_same_key(self, other, symbol)
             check_channels(symbol, self.feats, other.feats)
             clean = divisor is None and self.clean and other.clean
-            left, right = _operand(self, divisor == 0), _operand(other, divisor == 1)
+            left, right = operand(self, divisor == 0), operand(other, divisor == 1)
             return self.replace(function(left, right), clean=clean).noting(other)
         if (factor := scalar(other)) is not None:
-            return self.replace(function(_operand(self, divisor == 0), factor))
+            return self.replace(function(operand(self, divisor == 0), factor))
         got = type(other).__name__
         raise DTypeError(f"SparseTensor {symbol} takes one with the same key or a scalar, got {got}. {HINT}")
 
     return method
 
 
-def _operand(x: Any, divides: bool) -> Any:
-    """Features with numbers in padding rows whose results and gradients are numbers, to be thrown away."""
+def operand(x: Any, divides: bool = False) -> Any:
+    """Features with 0 in padding rows, 1 of what divides: a gradient there is a number, to be thrown away."""
     if x._key is not None and x._key.full:
         return x.feats
-    return filled_padding(x.feats, x.active_rows, 1) if divides or not x.clean else x.feats
+    return filled_padding(x.feats, x.active_rows, int(divides)) if divides or not x.clean else x.feats
 
 
 def require_same_key(a: Any, b: Any, name: str) -> None:

@@ -55,7 +55,7 @@ def trace(model: Module, sample: SparseTensor) -> Flow:
                     _follow(model, sample, Signed(flow, (numbers >> bit & 1) == negative))
                 except CouplingError:
                     raise
-                except Exception:
+                except (Diverged, ValueError, IndexError):
                     pass  # features choose its sites or its way: this run says nothing
     return flow
 

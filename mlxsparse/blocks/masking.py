@@ -36,7 +36,7 @@ class _Masked:
     def __reduce_ex__(self: Any, protocol: Any) -> tuple[Any, ...]:
         """Of the class that was masked: pickle would not find this one by its name."""
         made: Any = super().__reduce_ex__(protocol)
-        return _new_masked, (type(self).__bases__[1],), *made[2:]
+        return _new_masked, (getattr(type(self), MASKED),), *made[2:]
 
 
 def _new_masked(base: Any) -> Any:
@@ -120,5 +120,5 @@ def _drop_masks(module: Module, names: list[str]) -> None:
         del module[name + SUFFIX]
         may_train(module, name + SUFFIX)
     if isinstance(module, _Masked) and not mask_names(module):
-        module.__class__ = type(module).__bases__[1]
+        module.__class__ = getattr(type(module), MASKED)
         module.__dict__.pop("_choices", None)

@@ -100,6 +100,13 @@ def check_npz(cloud: PointCloud) -> None:
         )
 
 
+def not_of_points(cloud: PointCloud) -> list[str]:
+    """Arrays of a cloud of `read_npz` that are no points, fields or classes."""
+    classes = _classes(cloud.source, len(cloud))
+    other = [name for name in ("label", "labels") if name not in classes]
+    return [name for name, a in cloud.source.items() if a.shape[:1] != (len(cloud),) or name in other]
+
+
 def _classes(arrays: dict[str, np.ndarray], count: int) -> list[str]:
     """Which arrays are classes: one number a point."""
     shapes = (count,), (count, 1)

@@ -172,12 +172,7 @@ def write_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[
             words = f"left out of {path!r}, as PLY holds one number a point: {', '.join(lost)}"
             warnings.warn(f"{words}; .npy keeps them", stacklevel=2)
     if kind in ("ply", "npy") and cloud.format == "npz":
-        named = ("label", "labels")  # which may be something else than classes
-        lost = [
-            name
-            for name, a in cloud.source.items()
-            if a.shape[:1] != (len(cloud),) or (name in named and "label" not in cloud.fields)
-        ]
+        lost = arrays.not_of_points(cloud)
         if lost:
             words = f"left out of {path!r}, which has what points have alone: {', '.join(lost)}"
             warnings.warn(f"{words}; .npz keeps them", stacklevel=2)

@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
+from ..arithmetic import operand
 from ..backend import executor, host, pace
 from ..backend.autodiff import launched
-from ..backend.features import zero_padding
 from ..coords import CoordinateMapKey, static
 from ..engine import origin, pointwise, rows_kernel
 from ..engine.index import lookup
@@ -124,11 +124,11 @@ def _join(
     if join == "strict":
         for other in tensors[1:]:
             require_same_key(first, other, name)
-        return None, [_feats(x) for x in tensors]
+        return None, [operand(x) for x in tensors]
     keys = tuple(x.key for x in tensors)
     # A transformation of MLX gives each operand a key of its own on the record that they share.
     if capacity is None and all(key._record is keys[0]._record for key in keys):
-        return None, [_feats(x) for x in tensors]
+        return None, [operand(x) for x in tensors]
     if join == "left":
         check_lattices(keys, name)
         target = keys[0]
@@ -139,17 +139,12 @@ def _join(
     if any(key.static for key in (*keys, target)):
         found = [static.rows_of(key, target.coords) for key in keys]
         return (None if join == "left" else target), [
-            _feats(x) if key is target else rows_kernel.take_distinct(x.feats, rows)
+            operand(x) if key is target else rows_kernel.take_distinct(x.feats, rows)
             for x, key, rows in zip(tensors, keys, found)
         ]
     sites = host.view(target.coords)[: target.count]
     feats = [
-        _feats(x) if key is target else take_rows(x.feats, padded(lookup(key.index, sites), target.capacity))
+        operand(x) if key is target else take_rows(x.feats, padded(lookup(key.index, sites), target.capacity))
         for x, key in zip(tensors, keys)
     ]
     return (None if join == "left" else target), feats
-
-
-def _feats(x: SparseTensor) -> mx.array:
-    """Features with 0 in padding rows, so that a product's gradient is 0 there."""
-    return x.feats if x.clean else zero_padding(x.feats, x.active_rows)

@@ -100,6 +100,11 @@ def test_classes_of_an_npz_as_a_column_and_as_scores(tmp_path):
     assert cloud.fields["label"].tolist() == [0, 1, 2, 3]
     write_labels(cloud, np.arange(4), tmp_path / "b.npz")
     assert set(np.load(tmp_path / "b.npz").files) == {"points", "label"}
+    np.savez(tmp_path / "a.npz", points=np.zeros((4, 3)), label=np.eye(4), labels=np.arange(4))
+    cloud = read_points(tmp_path / "a.npz")
+    assert cloud.fields["label"].tolist() == [0, 1, 2, 3]
+    with pytest.warns(UserWarning, match="left out of .*b.npy.*: label;"):
+        write_labels(cloud, np.arange(4), tmp_path / "b.npy")
     np.savez(tmp_path / "a.npz", points=np.zeros((4, 3)), label=np.eye(4))
     cloud = read_points(tmp_path / "a.npz")
     assert "label" not in cloud.fields
