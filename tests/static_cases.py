@@ -102,6 +102,7 @@ OPERATORS = {
     "sum pool": lambda x: ops.sum_pool3d(x, (2, 1, 2)),
     "unpool": lambda x: ops.pool_transpose3d(ops.max_pool3d(x, 2), 2, out=x),
     "upsample": lambda x: ops.upsample_nearest(ops.max_pool3d(x, 2), 2),
+    "subdivide": lambda x: ops.subdivide(ops.max_pool3d(x, 2), capacity=900),
     "cat and add": lambda x: ops.cat([x + x, x * 2, ops.subm_conv3d(x, W)]),
     "activations": lambda x: ms.nn.Sigmoid()(ms.nn.GELU()(x)),
     "linear": eval_mode(ms.nn.Linear(4, 3)),

@@ -174,7 +174,7 @@ def divide(stride: Triple, by: Triple) -> Triple:
     """stride / by, StrideError unless exact."""
     if any(a % b for a, b in zip(stride, by)):
         raise StrideError(
-            f"tensor stride {stride} is not divisible by the transposed stride {by}; "
-            "a transposed operator needs an input whose stride is a multiple of its own"
+            f"tensor stride {stride} is not divisible by the transposed stride {by}: a transposed operator "
+            "needs an input whose stride is a multiple of its own; SparseTensor(..., stride=) gives it one"
         )
     return stride[0] // by[0], stride[1] // by[1], stride[2] // by[2]

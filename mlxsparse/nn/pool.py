@@ -118,3 +118,17 @@ class UpsampleTrilinear(UpsampleNearest):
 
     def __call__(self, x: SparseTensor, out: Target | None = None) -> SparseTensor:
         return ops.upsample_trilinear(x, self.scale, out=out)
+
+
+class Subdivide(Module):
+    """Each site becomes its prod(scale) children with its value: ``layer(x)``."""
+
+    def __init__(self, scale: TripleLike = 2):
+        super().__init__()
+        self.scale = triple(scale, "scale", least=1)
+
+    def __call__(self, x: SparseTensor) -> SparseTensor:
+        return ops.subdivide(x, self.scale)
+
+    def _extra_repr(self) -> str:
+        return f"scale={self.scale}"

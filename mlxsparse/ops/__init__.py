@@ -14,7 +14,7 @@ from .pool import avg_pool3d, global_avg_pool, global_max_pool, global_sum_pool,
 from .search import knn, radius
 from .select import crop, intersection, lookup, prune, topk, union
 from .sort import serialize, sort
-from .upsample import pool_transpose3d, upsample_nearest, upsample_trilinear
+from .upsample import pool_transpose3d, subdivide, upsample_nearest, upsample_trilinear
 from .voxel import Voxels, coalesce, voxelize
 
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
     "serialized_attention",
     "sort",
     "sub",
+    "subdivide",
     "subm_conv3d",
     "sum_pool3d",
     "topk",

@@ -47,6 +47,20 @@ def upsample_nearest(x: SparseTensor, scale: TripleLike, *, out: Target | None =
     return SparseTensor._of(key, pooling.sum_pool(x.feats, pairs, key.capacity), x)
 
 
+def subdivide(x: SparseTensor, scale: TripleLike = 2, *, capacity: int | None = None) -> SparseTensor:
+    """Each site becomes its prod(scale) children, all of which get its value: TRELLIS's SparseSubdivide.
+
+    The children of site c are c * scale + k, 0 <= k < scale, sorted by (batch, x, y, z). Their stride is
+    ``x.stride / scale`` (StrideError unless exact): sites that nothing coarser was made from, such as those
+    of a generated latent, are given theirs by ``SparseTensor(..., stride=)``. `spatial_shape` grows by
+    scale. capacity: rows of the result, as for generative_conv_transpose3d.
+    """
+    check_tensor(x)
+    size = Kernel.of(scale, scale).stride
+    key = x.manager.stride(x.key, size, kernel_size=size, support="generative", capacity=capacity)
+    return upsample_nearest(x, size, out=key)
+
+
 def upsample_trilinear(x: SparseTensor, scale: TripleLike, *, out: Target | None = None) -> SparseTensor:
     """Each site of `out` interpolated between the 8 coarse voxel centres around its own centre.
 

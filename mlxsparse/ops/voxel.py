@@ -14,7 +14,7 @@ from ..backend import host
 from ..backend.features import as_features, check_features
 from ..coords import CoordinateManager, default_manager
 from ..coords.checks import check_coordinates, items_up_to
-from ..coords.geometry import TripleLike, whole
+from ..coords.geometry import Triple, TripleLike, triple, whole
 from ..engine import interpolate
 from ..engine.index import lookup
 from ..engine.labels import HIGHEST, majority
@@ -139,7 +139,7 @@ class Voxels:
 
     @property
     def num_dropped_points(self) -> int:
-        """Points without a voxel: not finite, out of bounds, or in a voxel past max_voxels."""
+        """Points without a voxel: not finite, outside of bounds or spatial_shape, past max_voxels."""
         return int((host.view(self.point_to_voxel) < 0).sum())
 
     @property
@@ -161,6 +161,7 @@ def voxelize(
     reduce: str = "mean",
     max_points: int | None = None,
     max_voxels: int | None = None,
+    spatial_shape: TripleLike | None = None,
     manager: CoordinateManager | None = None,
 ) -> Voxels:
     """Group points into voxels: site = floor((p - origin) / voxel_size) on each axis.
@@ -179,6 +180,7 @@ def voxelize(
         reduce: "mean", "sum", "max", "min" or "first" (by point index) of a voxel's points.
         max_points: only the first so many points of a voxel count; the others keep its row.
         max_voxels: keeps the voxels that are met first by point index.
+        spatial_shape: the tensor's, in voxels from the origin; points outside of it are dropped.
 
     Dropped points have -1 in `point_to_voxel`; none vanishes unseen.
     """
@@ -200,6 +202,12 @@ def voxelize(
     start = (np.zeros(3) if limits is None else limits[:3]) if origin is None else _three(origin, "origin")
     if not np.all(np.isfinite(start)):
         raise MLXSparseError(f"origin and the lower bound must be finite, got {start.tolist()}")
+    grid = None if spatial_shape is None else triple(spatial_shape, "spatial_shape", least=0)
+    if grid is not None:  # with a voxel more around it: which points lie in the grid their sites tell
+        reach = np.concatenate([start - size, start + size * (np.array(grid) + 1.0)])
+        limits = reach if limits is None else np.concatenate(
+            [np.maximum(limits[:3], reach[:3]), np.minimum(limits[3:], reach[3:])]
+        )
     for name, value in (("max_points", max_points), ("max_voxels", max_voxels)):
         if value is not None:
             whole(value, name, 1)
@@ -212,13 +220,18 @@ def voxelize(
     elif isinstance(points, mx.array):  # differentiable in them
         values = points - mx.array(start.astype(np.float32))
     else:
-        values, far = _from_origin(xyz, start, size)
+        values, far = _from_origin(xyz, start)
     if values.shape[0] != len(xyz):
         raise ShapeError(f"feats has {values.shape[0]} rows for {len(xyz)} points")
 
     cells, valid = quantise(xyz, wide, start, size, limits)
-    if far and not np.isfinite(values if valid is None else values[valid]).all():
-        raise CoordinateRangeError("points lie past float32 from the origin: scale them, or pass feats")
+    if grid is not None:
+        cells, valid = _within(cells, valid, grid)
+    if feats is None and isinstance(values, np.ndarray):
+        kept = values if valid is None else values[valid]
+        if far and not np.isfinite(kept).all():
+            raise CoordinateRangeError("points lie past float32 from the origin: scale them, or pass feats")
+        _warn_of_coarse(kept, size)
     items = None if batch is None else _batch(batch, len(xyz))
     last = -1 if len(xyz) == 0 else 0 if items is None else int(items.max())
     if batch_size is None:
@@ -236,7 +249,7 @@ def voxelize(
     if max_points is not None:
         used = np.where(place_in_group(full, len(sites)) < max_points, full, np.int32(-1))
         segments = Segments(used, len(sites))
-    key = (manager or default_manager()).created(sites, 1, batch_size)
+    key = (manager or default_manager()).created(sites, 1, batch_size, spatial_shape=grid)
     tensor = SparseTensor._of(key, segment_reduce(values, segments, reduce))
     return Voxels(
         tensor,
@@ -276,15 +289,32 @@ def coalesce(
 # ---------------------------------------------------------------- parts
 
 
-def _from_origin(xyz: np.ndarray, start: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, bool]:
-    """float32, and whether some lie past it. A warning where that is coarse beside the voxels."""
+def _within(
+    cells: list[np.ndarray], valid: np.ndarray | None, grid: Triple
+) -> tuple[list[np.ndarray], np.ndarray | None]:
+    """Of sites, those in [0, grid), and which points they belong to, as `quantise` gives both."""
+    inside = np.logical_and.reduce([(c >= 0) & (c < n) for c, n in zip(cells, grid)])
+    if inside.all():
+        return cells, valid
+    if valid is None:
+        return [c[inside] for c in cells], inside
+    valid[valid] = inside
+    return [c[inside] for c in cells], valid
+
+
+def _from_origin(xyz: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, bool]:
+    """float32, and whether some lie past it."""
     try:
         with np.errstate(over="raise"):
-            values, far = (xyz - start).astype(np.float32), False
+            return (xyz - start).astype(np.float32), False
     except FloatingPointError:
         with np.errstate(over="ignore"):
-            values, far = (xyz - start).astype(np.float32), True
-    largest = _largest(values)
+            return (xyz - start).astype(np.float32), True
+
+
+def _warn_of_coarse(values: np.ndarray, size: np.ndarray) -> None:
+    """Where the spacing of float32 is coarse beside the voxels."""
+    largest = max(-float(values.min(initial=0)), float(values.max(initial=0)))
     apart = np.spacing(np.float32(largest))
     if COARSE * apart > size.min():
         warnings.warn(
@@ -292,13 +322,6 @@ def _from_origin(xyz: np.ndarray, start: np.ndarray, size: np.ndarray) -> tuple[
             f"{largest:.7g}, and voxels {size.min():.2g} wide: pass an origin near the points, or feats",
             stacklevel=3,
         )
-    return values, far
-
-
-def _largest(values: np.ndarray) -> float:
-    """The largest absolute value of those that are finite."""
-    largest = max(-float(values.min(initial=0)), float(values.max(initial=0)))
-    return largest if np.isfinite(largest) else _largest(values[np.isfinite(values)])
 
 
 def _three(value: Any, name: str) -> np.ndarray:

@@ -151,6 +151,38 @@ def test_the_default_target_is_the_live_parent(name):
     assert repr(layer) == f"{type(layer).__name__}(scale=(2, 2, 2))"
 
 
+@given(case=cases())
+def test_children_all_get_the_value_of_their_site(case):
+    scale, coarse, feats, _ = case
+    y = ops.subdivide(poisoned(from_numpy(coarse, feats, stride=scale, batch_size=3)), scale)
+    steps = np.broadcast_to(scale, 3).tolist()
+    sites = [
+        (batch, *(c * s + k for c, s, k in zip(at, steps, step)))
+        for batch, *at in coarse.tolist()
+        for step in np.ndindex(*steps)
+    ]
+    want = np.array(sorted(sites), np.int32).reshape(-1, 4)
+    coords, values = active_part(y)
+    assert y.stride == (1, 1, 1) and coords.tolist() == want.tolist()
+    np.testing.assert_array_equal(values, oracle.upsample_nearest(coarse, feats, want, scale))
+
+
+def test_a_latent_is_subdivided_as_often_as_its_stride_says():
+    x = ms.SparseTensor(mx.array([[1, -1, 0, 2]]), mx.array([[3.0]]), stride=4)
+    layer = ms.nn.Subdivide()
+    once = layer(x)
+    assert once.stride == (2, 2, 2) and once.feats.tolist() == [[3.0]] * 8
+    assert repr(layer) == "Subdivide(scale=(2, 2, 2))"
+    assert ops.subdivide(once).num_active == 64 and layer(x).key is once.key
+    with pytest.raises(StrideError, match="SparseTensor.*stride="):
+        layer(layer(once))
+    gradient = mx.grad(lambda f: (layer(x.replace(f)).feats * mx.arange(8.0)[:, None]).sum())(x.feats)
+    assert gradient.tolist() == [[28.0]]
+    inside = ms.SparseTensor(mx.array([[0, 1, 0, 2]]), mx.array([[3.0]]), stride=2, spatial_shape=3)
+    assert layer(inside).spatial_shape == (6, 6, 6)
+    assert ops.subdivide(x, capacity=20).feats.shape == (20, 1)
+
+
 def test_unpooling_layer_and_errors():
     x = from_numpy([[0, 0, 0, 0], [0, 1, 0, 0]], [[1.0], [5.0]], stride=(2, 1, 1))
     out = mx.array([[0, 2, 0, 0], [0, 0, 0, 0], [0, 4, 0, 0], [0, 5, 0, 0]])

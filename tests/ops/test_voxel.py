@@ -39,6 +39,7 @@ def clouds(draw):
         "reduce": draw(st.sampled_from(REDUCTIONS)),
         "max_points": draw(st.sampled_from([None, 1, 2])),
         "max_voxels": draw(st.sampled_from([None, 1, 5])),
+        "spatial_shape": draw(st.sampled_from([None, (4, 1, 3), (0, 2, 2), (9, 9, 40)])),
     }
     return points, draw(features(rows, draw(st.integers(1, 3)))), more
 
@@ -284,6 +285,22 @@ def test_devoxelize_asks_for_batch_numbers():
             voxels.devoxelize(points, mode)
     with pytest.raises(MLXSparseError, match="there are none"):
         voxels.devoxelize(batch=batch)
+
+
+def test_a_spatial_shape_is_the_tensors_and_drops_what_rounds_out_of_it():
+    points = np.array([[0.8, 0, 0], [np.nextafter(0.9, 0), 0, 0], [0.95, 0, 0], [1e30, 0, 0], [-0.01, 0, 0]])
+    assert int(points[1, 0] / 0.3) == 3 and points[1, 0] < 0.9
+    box, grid = ((0, 0, 0), (0.9, 4, 4)), (3, 4, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of what is far and has no voxel nothing is said
+        voxels = mlxsparse.voxelize(points, voxel_size=0.3, bounds=box, spatial_shape=grid)
+    assert voxels.point_to_voxel.tolist() == [0, -1, -1, -1, -1]
+    assert mlxsparse.voxelize(points, voxel_size=0.3, spatial_shape=3).num_dropped_points == 4
+    assert voxels.tensor.spatial_shape == (3, 4, 4)
+    down = ops.max_pool3d(voxels.tensor, 3, 2, 1)
+    assert down.spatial_shape == (2, 2, 2) and ops.dense(down).shape == (1, 2, 2, 2, 3)
+    with pytest.raises(ShapeError, match="spatial_shape"):
+        mlxsparse.voxelize(points, voxel_size=0.1, spatial_shape=-1)
 
 
 def test_bounds_are_corners_and_batch_numbers_in_reach():

@@ -33,6 +33,7 @@ def voxelize(
     reduce: str = "mean",
     max_points: int | None = None,
     max_voxels: int | None = None,
+    spatial_shape: Sequence[int] | None = None,
     dtype: type = np.float64,
 ) -> tuple[Array, Array, Array, Array]:
     """(coords, feats, point_to_voxel, counts) of points (P, 3), voxel = floor((p - origin) / voxel_size).
@@ -40,7 +41,8 @@ def voxelize(
     Voxels are sorted by (batch, x, y, z). `bounds` = (lo, hi) keeps lo <= p < hi, and then lo is the default
     origin, which is 0 otherwise. `max_voxels` keeps the voxels met first by point index. `max_points`
     reduces only the first points of each voxel, and `counts` is how many those are; later points of the voxel
-    keep its index. Points that are not finite, out of bounds, or of a voxel that was dropped have index -1.
+    keep its index. Points that are not finite, out of bounds, of a voxel outside [0, spatial_shape) or of one
+    that was dropped have index -1.
     `dtype` is the type in which the expression is evaluated.
     """
     points, feats = np.asarray(points), np.asarray(feats, dtype=np.float64)
@@ -56,6 +58,9 @@ def voxelize(
         voxel = None
         if inside:
             voxel = (0 if batch is None else int(batch[i]), *(int(np.floor(c)) for c in scaled[i]))
+            if spatial_shape is not None and not all(0 <= c < n for c, n in zip(voxel[1:], spatial_shape)):
+                voxel = None
+        if voxel is not None:
             if max(abs(c) for c in voxel[1:]) >= 2**30:
                 raise CoordinateRangeError(f"point {i} lies in voxel {voxel[1:]}, past 2^30")
             if voxel not in members and max_voxels is not None and len(members) == max_voxels:
