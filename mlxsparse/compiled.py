@@ -24,7 +24,14 @@ from .backend.mail import Sent, begin, send
 from .backend.status import clear, combined, is_clear, raise_for_sent, watching
 from .coords import CoordinateMapKey
 from .coords.geometry import Triple, triple
-from .errors import CoordinateRangeError, DTypeError, MLXSparseError, ShapeError, TracedOnHostError
+from .errors import (
+    CoordinateRangeError,
+    DTypeError,
+    MLXSparseError,
+    ShapeError,
+    TracedOnHostError,
+    TransformError,
+)
 from .tensor import SparseTensor, sequence_like
 
 Tree = Any
@@ -73,6 +80,8 @@ def compile(
             arguments lie. Sets are then made in less time; a site outside leaves its level empty and raises
             CoordinateRangeError with the check.
     """
+    if not callable(function):
+        raise TransformError(f"compile takes a function or a module, got {type(function).__name__}")
     if check not in ("step", "late"):
         raise MLXSparseError(f'check must be "step" or "late", got {check!r}')
     if bounds is not None:

@@ -7,6 +7,8 @@ a gradient holds.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, TypeAlias
@@ -25,25 +27,31 @@ from .tensor import SparseTensor, sequence_like
 def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` with its intermediate values recomputed in the backward pass; keys are kept.
 
-    `function` takes arrays and sparse tensors, in lists, tuples or dicts. A module's trainable
-    parameters get gradients too (as with mlx.nn.utils.checkpoint); arrays that a plain function
-    closes over do not. As there, the function runs twice: what it changes it changes twice (running
-    statistics of a BatchNorm in training), and what it draws it draws anew (a Dropout's mask, so that
-    value and gradient differ). Raises TransformError where it returns neither array nor tensor.
+    `function` takes arrays and sparse tensors, in lists, tuples or dicts. Gradients reach these and the
+    trainable parameters of modules: of `function` itself, of the module whose method it is, of those that it
+    names from around it. They do not reach arrays that it names from around it: pass these as arguments. It
+    runs a second time for the gradient, with the random numbers of the first (`mx.random`'s global state) and
+    without moving the running statistics of a BatchNorm again; what else it changes it changes twice.
+    Raises TransformError for what is no function, and where it returns neither array nor tensor.
     """
-    module = function if isinstance(function, mlx.nn.Module) else None
+    if not callable(function):
+        raise TransformError(f"checkpoint takes a function or a module, got {type(function).__name__}")
+    modules = _modules_of(function)
+    named = type(function).__call__ if isinstance(function, mlx.nn.Module) else function
 
-    @wraps(function if module is None else type(module).__call__)
+    @wraps(named)
     def run(*args: Any, **kwargs: Any) -> Any:
         keys: list[_Identity] = []
         _visit((args, kwargs), lambda x: keys.append((x.key, is_clear(x.status))))
         results: list[_Identity] = []
+        drawn: list[mx.array] = []  # mx.random's state when `function` ran first
 
         def body(parameters: Any, args: Any, kwargs: Any) -> Any:
-            if module is not None:
-                module.update(parameters)
+            for module, known in zip(modules, parameters):
+                module.update(known)
             args, kwargs = _restore((args, kwargs), iter(keys))
-            result = function(*args, **kwargs)
+            with _again(drawn):
+                result = function(*args, **kwargs)
             leaves: list[tuple[str, Any]] = tree_flatten([result])  # type: ignore[assignment]
             if not any(isinstance(a, mx.array) for _, a in leaves):  # MLX crashes
                 name = getattr(function, "__name__", type(function).__name__)
@@ -52,10 +60,48 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
             _visit(result, lambda x: results.append((x._key, is_clear(x.status))))
             return result
 
-        parameters = {} if module is None else module.trainable_parameters()
+        parameters = [module.trainable_parameters() for module in modules]
         return _restore(mx.checkpoint(body)(parameters, args, kwargs), iter(results))
 
     return run
+
+
+def _modules_of(function: Callable[..., Any]) -> list[mlx.nn.Module]:
+    """The modules that a function is, is a method of, or names from the function around it."""
+    found = [function, getattr(function, "__self__", None)]
+    for cell in getattr(getattr(function, "__func__", function), "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # not assigned yet
+            found.append(cell.cell_contents)
+    return [x for x in found if isinstance(x, mlx.nn.Module)]
+
+
+class _Recomputing(threading.local):
+    now = False
+
+
+_recomputing = _Recomputing()
+
+
+def recomputing() -> bool:
+    """Whether this is the second run of what `checkpoint` was given: state has moved in the first."""
+    return _recomputing.now
+
+
+@contextlib.contextmanager
+def _again(drawn: list[mx.array]) -> Iterator[None]:
+    """The first time notes mx.random's state in `drawn`; later draws from there, and puts back what was."""
+    state = mx.array(mx.random.state[0])
+    if not drawn:
+        drawn.append(state)
+        yield
+        return
+    before, _recomputing.now = _recomputing.now, True
+    mx.random.state[0][:] = drawn[0]
+    try:
+        yield
+    finally:
+        mx.random.state[0][:] = state
+        _recomputing.now = before
 
 
 def staged(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -85,3 +85,10 @@ def test_the_linux_cpu_wheel_multiplies_with_reference_blas() -> None:
     libraries = [file.name for file in files if file.parts[0] == "mlx_cpu.libs"]
     assert any(name.startswith("libblas") for name in libraries)
     assert not any(word in name for name in libraries for word in ("openblas", "mkl", "blis"))
+
+
+def test_the_state_of_random_numbers_is_put_back_by_writing_into_it():
+    state = mx.array(mx.random.state[0])
+    first = mx.random.uniform(shape=(3,)).tolist()
+    mx.random.state[0][:] = state
+    assert mx.random.uniform(shape=(3,)).tolist() == first != mx.random.uniform(shape=(3,)).tolist()

@@ -230,3 +230,58 @@ def test_checkpoint_of_what_returns_no_array(x, nothing):
     with pytest.raises(TransformError, match="returned"):
         ms.checkpoint(lambda x: nothing)(x)
     assert ms.checkpoint(lambda x: {"a": x, "b": nothing})(x)["a"].key is x.key
+
+
+def test_the_second_run_of_a_checkpoint_draws_what_the_first_drew(x):
+    drop = ms.nn.Dropout(0.5)
+
+    def noisy(x):
+        return drop(drop(x).replace(x.feats * mx.random.normal(x.feats.shape)))
+
+    def draws(function):
+        mx.random.seed(3)
+        found = mx.value_and_grad(lambda f: (function(x.replace(f)) * 2.0).feats.sum())(x.feats)
+        return [np.array(a) for a in (*found, mx.random.uniform(shape=(3,)))]
+
+    for a, b in zip(draws(ms.checkpoint(noisy)), draws(noisy)):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def gradients(net, function, x):
+    return mlx.nn.value_and_grad(net, lambda x: function(x + 5.0).feats.square().sum())(x)[1]
+
+
+def test_a_checkpoint_moves_running_statistics_once(x):
+    kept = []
+    for wrap in (lambda m: m, ms.checkpoint, lambda m: ms.checkpoint(lambda x: m(x))):
+        mx.random.seed(0)
+        block = Block()
+        weight = gradients(block, wrap(block), x)["conv"]["weight"]
+        kept.append([np.array(a) for a in (block.norm.running_mean, block.norm.running_var, weight)])
+    assert all(np.abs(a).max() > 0 for a in kept[0])
+    for other in kept[1:]:
+        for a, b in zip(kept[0], other):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_checkpoint_knows_the_modules_of_a_method_and_of_a_closure(x):
+    class Net(mlx.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = Block()
+
+        def run(self, x):
+            return self.block(x)
+
+    net = Net()
+    named = net.block
+    plain = gradients(net, net.run, x)["block"]["conv"]["weight"]
+    assert mx.abs(plain).sum().item() > 0
+    for function in (net.run, lambda x: named(x), lambda x: net.run(x)):
+        same(gradients(net, ms.checkpoint(function), x)["block"]["conv"]["weight"], plain)
+
+
+@pytest.mark.parametrize("wrap", [ms.checkpoint, ms.compile, ms.staged])
+def test_what_is_no_function_is_refused(wrap):
+    with pytest.raises(TransformError, match="str"):
+        wrap("foo")

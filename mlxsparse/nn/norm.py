@@ -19,6 +19,7 @@ from ..engine import norm, norm_kernel, pointwise
 from ..errors import MLXSparseError, ShapeError
 from ..ops.check import check_tensor
 from ..tensor import SparseTensor, require_same_key
+from ..transforms import recomputing
 from .activations import ReLU, live_rows
 from .conv import Conv3d, ConvTranspose3d, GenerativeConvTranspose3d, SubmConv3d
 from .fixed import by_statistics
@@ -147,7 +148,7 @@ class BatchNorm(Module):
                 weight, bias = mx.ones((self.num_features,)), mx.zeros((self.num_features,))
             known = self.running_mean, self.running_var, weight, bias
             return by_statistics(x, *known, self.eps, relu=relu, add=add)
-        n, track = x.active, self.training and self.track_running_stats
+        n, track = x.active, self.training and self.track_running_stats and not recomputing()
         more = None if add is None else add.feats
         if executor() == "host":
             y, mean, var = norm.normalize_all(x.feats, weight, bias, n, self.eps)
