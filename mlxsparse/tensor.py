@@ -80,16 +80,17 @@ class SparseTensor(tuple):
             raise ShapeError(f"coords has {array.shape[0]} rows, feats has {feats.shape[0]}; they must agree")
         manager = manager or default_manager()
         try:
-            count: Any = active_rows if not isinstance(active_rows, mx.array) else host.view(active_rows)[()]
-            key = manager.insert(
-                array, stride, count, batch_size=batch_size, spatial_shape=spatial_shape, validate=validate
-            )
+            place: dict[str, Any] = {"batch_size": batch_size, "spatial_shape": spatial_shape}
+            key = manager.insert(array, stride, active_rows, validate=validate, **place)
         except TracedOnHostError:
             return cls._traced(
                 array, feats, stride, active_rows, batch_counts, batch_size, spatial_shape, manager
             )
         if batch_counts is not None and not np.array_equal(host.view(mx.array(batch_counts)), key.counts):
-            raise ShapeError(f"batch_counts {batch_counts} does not match the rows: {key.counts.tolist()}")
+            raise ShapeError(
+                f"batch_counts {batch_counts} does not match the rows: {key.counts.tolist()}; items past "
+                "the last row's are named by batch_size="
+            )
         return cls._of(key, feats)
 
     @classmethod

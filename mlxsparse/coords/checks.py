@@ -9,8 +9,9 @@ import numpy as np
 
 from ..engine.index import LIMIT, CoordIndex
 from ..engine.sorting import Bounds
-from ..errors import CoordinateRangeError, DTypeError, DuplicateCoordinatesError, ShapeError
-from .geometry import Triple
+from ..errors import CoordinateRangeError, DTypeError, DuplicateCoordinatesError, ShapeError, StrideError
+from .geometry import Kernel, Triple, multiply
+from .keys import CoordinateMapKey
 
 MOST_ITEMS = 1 << 24  # that are assumed without a word: each takes 8 bytes and more
 
@@ -64,4 +65,23 @@ def check_duplicates(index: CoordIndex, rows: np.ndarray) -> None:
         raise DuplicateCoordinatesError(
             f"coords rows {a} and {b} are the same site {tuple(rows[a].tolist())}; "
             "merge duplicates with mlxsparse.coalesce(coords, feats, reduce=...)"
+        )
+
+
+def check_keys(**keys: Any) -> None:
+    """DTypeError, which says what is taken, for what is no key."""
+    for name, key in keys.items():
+        if not isinstance(key, CoordinateMapKey):
+            raise DTypeError(f"{name} must be a CoordinateMapKey, such as x.key, got {type(key).__name__}")
+
+
+def check_map(in_key: Any, out_key: Any, kernel: Any) -> None:
+    """DTypeError for other types than those of a map, StrideError if `out_key` is not on its lattice."""
+    check_keys(in_key=in_key, out_key=out_key)
+    if not isinstance(kernel, Kernel):
+        raise DTypeError(f"kernel must be a Kernel, such as Kernel.of(2, 2), got {kernel!r}")
+    if out_key.stride != multiply(in_key.stride, kernel.stride):
+        raise StrideError(
+            f"a map of stride {kernel.stride} leads from stride {in_key.stride} to "
+            f"{multiply(in_key.stride, kernel.stride)}, but out_key has {out_key.stride}"
         )

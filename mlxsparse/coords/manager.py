@@ -27,7 +27,7 @@ from ..engine.index import build_index
 from ..engine.sorting import bounds_of, columns_of
 from ..errors import CapacityError, ShapeError
 from . import device, static
-from .checks import check_coordinates, check_duplicates, check_range, items_up_to
+from .checks import check_coordinates, check_duplicates, check_keys, check_map, check_range, items_up_to
 from .geometry import Kernel, Triple, TripleLike, divide, multiply, parent_shape, triple, whole
 from .kernel_map import KernelMap
 from .keys import (
@@ -61,7 +61,7 @@ class CoordinateManager:
         self,
         coords: mx.array | np.ndarray,
         stride: TripleLike = 1,
-        active_rows: int | None = None,
+        active_rows: int | mx.array | np.ndarray | None = None,
         *,
         batch_size: int | None = None,
         spatial_shape: TripleLike | None = None,
@@ -69,8 +69,8 @@ class CoordinateManager:
     ) -> CoordinateMapKey:
         """Key of (capacity, 4) int32 coordinates (batch, x, y, z), in units of the own lattice.
 
-        Rows at and past `active_rows` are padding. Validation builds the sorted index, which the
-        first kernel map then reuses. Raises ShapeError, DTypeError, CoordinateRangeError (batch < 0
+        Rows at and past `active_rows`, an integer or a scalar array, are padding. Validation builds the
+        sorted index, which the first kernel map then reuses. Raises ShapeError, DTypeError, CoordinateRangeError (batch < 0
         or >= batch_size, a coordinate at or past +-2**30, a site outside `spatial_shape`) and
         DuplicateCoordinatesError.
         """
@@ -81,6 +81,10 @@ class CoordinateManager:
         lattice = triple(stride, "stride", least=1)
         shape = None if spatial_shape is None else triple(spatial_shape, "spatial_shape", least=0)
         size = array.shape[0]
+        if isinstance(active_rows, mx.array):
+            active_rows = view(active_rows)
+        if isinstance(active_rows, np.ndarray):
+            active_rows = active_rows[()]
         count = size if active_rows is None else whole(active_rows, "active_rows")
         if batch_size is not None:
             batch_size = whole(batch_size, "batch_size")
@@ -95,7 +99,7 @@ class CoordinateManager:
         # Compiled loops read the rows as they lie.
         columns = list(active.T) if fast.available() else columns_of(active)
         bounds = bounds_of(active) if count else None
-        if validate and bounds is not None:
+        if bounds is not None:
             check_range(bounds, batch_size, shape)
         if batch_size is None:
             batch_size = items_up_to(bounds.high[0]) if bounds is not None else 0
@@ -182,6 +186,7 @@ class CoordinateManager:
         every site that a transposed tap reaches (its stride divides the key's). Sorted by (batch, x,
         y, z). `capacity` pads the rows; CapacityError if it is too small.
         """
+        check_keys(key=key)
         kernel = Kernel.of(stride if kernel_size is None else kernel_size, stride, padding, dilation)
         shape = key.spatial_shape
         if support == "generative":
@@ -266,6 +271,7 @@ class CoordinateManager:
         A transposed operator asks with the fine key as `in_key` and the coarse one as `out_key` and
         reads the pairs backwards, so an encoder's map serves its decoder.
         """
+        check_map(in_key, out_key, kernel)
         place = executor(), kernel  # a tensor may meet operators of both devices
         with self.lock:
             maps = in_key._record.maps.get(out_key._record)

@@ -137,6 +137,7 @@ class _Pool2d(_Flat, _Pool):
         padding: PairLike = 0,
         dilation: PairLike = 1,
         support: str = "touched",
+        **more: bool,
     ):
         super().__init__(
             _flat(kernel_size, "kernel_size"),
@@ -144,6 +145,7 @@ class _Pool2d(_Flat, _Pool):
             _flat(padding, "padding", 0),
             _flat(dilation, "dilation"),
             support,
+            **more,
         )
 
 
@@ -152,7 +154,7 @@ class MaxPool2d(_Pool2d, MaxPool3d):
 
 
 class AvgPool2d(_Pool2d, AvgPool3d):
-    """AvgPool3d over windows of one site along z."""
+    """AvgPool3d over windows of one site along z; `count_include_empty` as there."""
 
 
 class SumPool2d(_Pool2d, SumPool3d):

@@ -10,6 +10,7 @@ import mlx.nn
 from mlx.nn import Module
 
 from .. import ops
+from ..arithmetic import HINT
 from ..coords.geometry import whole
 from ..errors import DTypeError, ShapeError
 from ..ops.check import check_tensor
@@ -55,8 +56,17 @@ class Sequential(Module):
             elif type(layer) is BatchNorm and type(after) is ReLU:
                 x, done = norm_act(layer, after, x), True
             else:
+                if isinstance(x, SparseTensor):
+                    _check_layer(layer)
                 x = layer(x)
         return x
+
+
+def _check_layer(layer: Any) -> None:
+    """DTypeError for a layer of mlx.nn, which takes arrays; MLX's own error names neither."""
+    kind = type(layer)
+    if kind.__module__.startswith("mlx.nn.layers.") and kind not in (mlx.nn.Sequential, mlx.nn.Identity):
+        raise DTypeError(f"mlx.nn.{kind.__name__} takes no SparseTensor. {HINT}")
 
 
 class SqueezeExcitation(Module):

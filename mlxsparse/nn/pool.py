@@ -45,10 +45,23 @@ class MaxPool3d(_Pool):
 
 
 class AvgPool3d(_Pool):
-    """Mean over the active inputs of each window."""
+    """Mean over the active inputs of each window; with `count_include_empty`, over all its sites."""
+
+    def __init__(
+        self,
+        kernel_size: TripleLike,
+        stride: TripleLike | None = None,
+        padding: TripleLike = 0,
+        dilation: TripleLike = 1,
+        support: str = "touched",
+        count_include_empty: bool = False,
+    ):
+        super().__init__(kernel_size, stride, padding, dilation, support)
+        self.count_include_empty = count_include_empty
 
     def __call__(self, x: SparseTensor, capacity: int | None = None) -> SparseTensor:
-        return ops.avg_pool3d(x, *self._geometry, capacity=capacity)
+        counted = self.count_include_empty
+        return ops.avg_pool3d(x, *self._geometry, count_include_empty=counted, capacity=capacity)
 
 
 class SumPool3d(_Pool):

@@ -30,6 +30,7 @@ PAIRS = [
     (nn.GenerativeConvTranspose2d(4, 6, 2), nn.GenerativeConvTranspose3d(4, 6, (2, 2, 1))),
     (nn.MaxPool2d(3, 2, 1), nn.MaxPool3d((3, 3, 1), (2, 2, 1), (1, 1, 0))),
     (nn.AvgPool2d((2, 3)), nn.AvgPool3d((2, 3, 1))),
+    (nn.AvgPool2d(2, count_include_empty=True), nn.AvgPool3d((2, 2, 1), count_include_empty=True)),
     (nn.SumPool2d(2, support="parents"), nn.SumPool3d((2, 2, 1), support="parents")),
 ]
 

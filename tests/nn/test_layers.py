@@ -47,6 +47,10 @@ def poisoned(x, extra=5):
         (ms.nn.Linear(6, 4), lambda x, m: ms.ops.linear(x, m.weight, m.bias)),
         (ms.nn.MaxPool3d(3, 2, 1), lambda x, m: ms.ops.max_pool3d(x, 3, 2, 1)),
         (ms.nn.AvgPool3d(2), lambda x, m: ms.ops.avg_pool3d(x, 2)),
+        (
+            ms.nn.AvgPool3d(2, count_include_empty=True),
+            lambda x, m: ms.ops.avg_pool3d(x, 2, count_include_empty=True),
+        ),
         (ms.nn.SumPool3d((2, 1, 2)), lambda x, m: ms.ops.sum_pool3d(x, (2, 1, 2))),
     ],
     ids=lambda v: type(v).__name__,
@@ -336,3 +340,15 @@ def test_what_a_convolution_adds_is_a_sparse_tensor(norm):
 def test_a_sequential_takes_layers_one_by_one():
     with pytest.raises(DTypeError, match="one an argument, got list"):
         ms.nn.Sequential([ms.nn.ReLU()])
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("ReLU", ()), ("GELU", ()), ("PReLU", ()), ("Softmax", ()), ("Linear", (6, 6)), ("BatchNorm", (6,))],
+)
+def test_sequential_names_the_layer_for_sparse_tensors(name, sizes):
+    x = cloud(20)
+    with pytest.raises(DTypeError, match=f"mlx.nn.{name} takes no SparseTensor.*mlxsparse.nn"):
+        ms.nn.Sequential(ms.nn.Linear(6, 6), getattr(mlx.nn, name)(*sizes))(x)
+    both = ms.nn.Sequential(mlx.nn.Sequential(mlx.nn.Identity()), ms.nn.ReLU())
+    assert both(x).key is x.key
