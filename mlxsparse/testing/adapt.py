@@ -52,12 +52,18 @@ def numpy_function(
 def numpy_gradient(
     op: Op, *, dtype: mx.Dtype = mx.float32, **tensor: Any
 ) -> Callable[[Array, Array, Array], Array]:
-    """The feature gradient of `op` as g(coords, feats, cotangent) -> dfeats; cotangent by output row."""
+    """The feature gradient of `op` as g(coords, feats, cotangent) -> dfeats; cotangent by output row of
+    `numpy_function`, which has no padding."""
 
     def gradient(coords: Array, feats: Array, cotangent: Array) -> Array:
         x = from_numpy(coords, feats, dtype, **tensor)
         g = mx.array(np.array(cotangent, order="C")).astype(dtype)
-        _, (dfeats,) = mx.vjp(lambda v: op(x.replace(v)).feats, [x.feats], [g])
+
+        def active(v: mx.array) -> mx.array:
+            y = op(x.replace(v))
+            return y.feats[: int(np.array(y.active_rows))]
+
+        _, (dfeats,) = mx.vjp(active, [x.feats], [g])
         return to_numpy(dfeats)
 
     return gradient

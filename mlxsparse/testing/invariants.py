@@ -2,13 +2,14 @@
 
 Coordinates are (N, 4) integers (batch, x, y, z), features (N, C), both NumPy. A check compares outputs by
 site, so that a declared row order does not matter to it, and raises AssertionError with the first differing
-site; so it does for a site that an output has twice, and for NaN from numbers. Tolerances are those of
-NumPy: |got - want| <= atol + rtol * |want|. `mlxsparse.testing.adapt` turns an operator on SparseTensors into
-such a callable.
+site; so it does for a site that an output has twice, and for NaN or infinity from finite numbers. Tolerances
+are those of NumPy: |got - want| <= atol + rtol * |want|. `mlxsparse.testing.adapt` turns an operator on
+SparseTensors into such a callable.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,23 +70,29 @@ def _check_once(coords: Array, what: str) -> None:
 
 
 def _called(f: Operator, coords: Array, feats: Array) -> tuple[Array, Array]:
-    """f(coords, feats), whose sites are there once, and without NaN if feats are finite."""
+    """f(coords, feats), whose sites are there once, and whose values are finite if feats are."""
     out_coords, out = f(coords, feats)
     _check_once(out_coords, "output")
-    lost = np.isnan(np.asarray(out, dtype=np.float64))
+    lost = ~np.isfinite(np.asarray(out, dtype=np.float64))
     if lost.any() and np.isfinite(np.asarray(feats, dtype=np.float64)).all():
         site = tuple(np.asarray(out_coords)[np.argwhere(lost)[0][0]].tolist())
-        raise AssertionError(f"output: {int(lost.sum())} of {lost.size} values are NaN; first at site {site}")
+        values = f"{int(lost.sum())} of {lost.size} values are NaN or infinite"
+        raise AssertionError(f"output: {values}; first at site {site}")
     return out_coords, out
 
 
 def _pairing(a: Array, b: Array, what: str) -> tuple[float, float]:
-    """sum(a * b), and the size of its terms, against which an error is small or not."""
+    """sum(a * b), and the size of its terms, against which an error is small or not; both are finite."""
     a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if a.shape != b.shape:
         raise AssertionError(f"{what} have shapes {a.shape} and {b.shape}, which must be equal")
-    terms = a * b
-    return float(terms.sum()), float(np.abs(terms).sum())
+    with np.errstate(all="ignore"):
+        terms = a * b
+        total, size = float(terms.sum()), float(np.abs(terms).sum())
+    if not math.isfinite(size):  # no error would be large beside it
+        lost = int((~np.isfinite(terms)).sum())
+        raise AssertionError(f"{what} have no finite sum of products: {lost} of {terms.size} are not finite")
+    return total, size
 
 
 def check_permutation_equivariance(
@@ -143,13 +150,18 @@ def check_linearity(
     rtol: float = 0.0,
     atol: float = 0.0,
 ) -> None:
-    """f(a x + b y) = a f(x) + b f(y). An operator with a bias is not linear."""
-    out_coords, fx = _called(f, coords, feats)
-    other_coords, fy = _called(f, coords, other)
+    """f(a x + b y) = a f(x) + b f(y). An operator with a bias is not linear.
+
+    a x + b y has the type of feats, but of integers is float64.
+    """
+    out_coords, fx = _sorted(*_called(f, coords, feats))
+    other_coords, fy = _sorted(*_called(f, coords, other))
     if not np.array_equal(out_coords, other_coords):
         raise AssertionError("linearity: the output sites depend on the features")
-    combined = (a * np.asarray(feats) + b * np.asarray(other)).astype(feats.dtype)
-    want = a * np.asarray(fx, dtype=np.float64) + b * np.asarray(fy, dtype=np.float64)
+    combined = a * np.asarray(feats, dtype=np.float64) + b * np.asarray(other, dtype=np.float64)
+    if np.issubdtype(feats.dtype, np.floating):
+        combined = combined.astype(feats.dtype)
+    want = a * fx + b * fy
     assert_same_sites(_called(f, coords, combined), (out_coords, want), f"f({a} x + {b} y)", rtol, atol)
 
 
@@ -196,5 +208,6 @@ def check_finite_differences(
         # float32 rounds f by some 1e-7 of itself, which the difference divides by the step
         rounding = 1e-6 * np.linalg.norm(ahead * g) / step
         want = float(terms.sum())
-        if not abs(slope - want) <= rtol * max(abs(slope), float(np.linalg.norm(terms))) + rounding:
+        allowed = rtol * max(abs(slope), float(np.linalg.norm(terms))) + rounding
+        if not (math.isfinite(allowed) and abs(slope - want) <= allowed):
             raise AssertionError(f"direction {number}: finite difference {slope!r}, gradient {want!r}")

@@ -187,10 +187,11 @@ LAWS = {
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_no_law_passes_nan_or_repeated_sites(law):
+def test_no_law_passes_nan_infinity_or_repeated_sites(law):
     coords, feats, _ = line(5)
-    with pytest.raises(AssertionError, match="are NaN; first at site"):
-        LAWS[law](lambda c, x: (c, np.full_like(x, np.nan)), coords, feats)
+    for bad in (np.nan, np.inf, -np.inf):
+        with pytest.raises(AssertionError, match="20 of 20 values are NaN or infinite; first at site"):
+            LAWS[law](lambda c, x, bad=bad: (c, np.full_like(x, bad)), coords, feats)
     with pytest.raises(AssertionError, match="more than once"):
         LAWS[law](lambda c, x: (np.concatenate([c, c]), np.concatenate([x, x])), coords, feats)
 
@@ -210,6 +211,56 @@ def test_shapes_do_not_broadcast_in_gradient_laws():
             law(total, lambda c, x, g: g, coords, feats, cotangent[:, :1])
         with pytest.raises(AssertionError, match="shapes"):
             law(total, spread, coords, feats, cotangent)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 1e200, 1e307])
+def test_gradient_laws_pass_no_gradient_without_a_finite_size(bad):
+    coords, feats, cotangent = line(2)
+    same = lambda c, x: (c, x)  # noqa: E731
+    wrong = np.arange(8).reshape(2, 4) < 6
+    slope = lambda c, x, g: np.where(wrong, bad, g.astype(float))  # noqa: E731
+    for law in (invariants.check_adjointness, invariants.check_finite_differences):
+        law(same, lambda c, x, g: g, coords, feats, cotangent)
+        with pytest.raises(AssertionError, match="no finite sum|adjointness: |finite difference "):
+            law(same, slope, coords, 100 * np.abs(feats), cotangent)
+
+
+def test_gradient_laws_pass_no_infinite_output():
+    coords, feats, cotangent = line(2)
+    far = lambda c, x: (c, np.full_like(x, np.inf))  # noqa: E731
+    for law in (invariants.check_adjointness, invariants.check_finite_differences):
+        with pytest.raises(AssertionError, match="NaN or infinite"):
+            law(far, lambda c, x, g: g, coords, feats, cotangent)
+
+
+def test_gradients_of_operators_that_pad_their_output():
+    coords = np.array([[0, 0, 0, 0], [0, 1, 0, 0]], np.int32)
+    feats, g = np.array([[1.0, 2], [3, 4]], np.float32), np.array([[1.0, -1], [2, 5]], np.float32)
+    function, gradient = (made(lambda x: x.with_capacity(8)) for made in (adapt.numpy_function,
+                                                                          adapt.numpy_gradient))  # fmt: skip
+    assert function(coords, feats)[1].shape == gradient(coords, feats, g).shape == (2, 2)
+    invariants.check_adjointness(function, gradient, coords, feats, g)
+    invariants.check_finite_differences(function, gradient, coords, feats, g)
+    with pytest.raises(ValueError, match="shape"):
+        gradient(coords, feats, g[:1])
+
+
+def by_first_channel(coords, feats):
+    order = np.argsort(feats[:, 0])
+    return coords[order], feats[order]
+
+
+def test_linearity_compares_by_site():
+    a, b = np.array([[1.0, 1], [2, 2]]), np.array([[2.0, 2], [1, 1]])
+    invariants.check_linearity(by_first_channel, SITES, a, b)
+    with pytest.raises(AssertionError, match="the output sites depend on the features"):
+        invariants.check_linearity(lambda c, x: (c + (x[:1, :1] > 1).astype(int), x), SITES, a, b)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8])
+def test_linearity_of_integer_features_takes_any_factors(dtype):
+    a, b = np.array([[1], [2]], dtype), np.array([[3], [4]], dtype)
+    invariants.check_linearity(lambda c, x: (c, 3.0 * x), SITES, a, b, 0.5, -0.25)
 
 
 def test_coordinates_that_do_not_fit_are_refused():
