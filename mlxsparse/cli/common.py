@@ -198,6 +198,11 @@ def channels(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is not like 16,32,64,64") from None
 
 
+def classes(text: str) -> tuple[int, ...]:
+    """Class numbers with commas between."""
+    return tuple(_number(int, part, "a class number, as 0 or 0,1,7") for part in text.split(","))
+
+
 def words(text: str) -> tuple[str, ...]:
     """Names with commas between; `none` is no name."""
     return () if text == "none" else tuple(part.strip() for part in text.split(",") if part.strip())

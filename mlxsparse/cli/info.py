@@ -76,7 +76,10 @@ def _classes(cloud: PointCloud) -> list[str]:
         numbers, counts = np.unique(labels_of(cloud), return_counts=True)
     except PointCloudError:
         return ["  no classes: labels can be made by `mlxsparse segment`, not trained on"]
-    shown = [f"  class {n:<8}{c} points ({100 * c / len(cloud):.1f}%)" for n, c in zip(numbers, counts)]
+    shown = [
+        f"  class {n:<8}{c} points ({100 * c / len(cloud):.1f}%)" + ", which is no label" * bool(n < 0)
+        for n, c in zip(numbers, counts)
+    ]
     return shown[:_MOST_CLASSES] + (
         [f"  and {len(shown) - _MOST_CLASSES} more"] * (len(shown) > _MOST_CLASSES)
     )

@@ -105,17 +105,15 @@ def parts_of(
 ) -> tuple[list[task.Part], list[task.Part]]:
     """(training, held-out) parts of the clouds, else of the demo's scenes."""
     if options.clouds:
-        parts = []
-        for path in options.clouds:
-            cloud = read_points(path)
-            parts.append(task.split(cloud, settings, options.val_split))
-            if other := data.other_classes(cloud, settings):
-                print(f"{path}: {other} that the weights do not know, left out", file=sys.stderr)
+        clouds = [read_points(path) for path in options.clouds]
+        parts = [task.split(cloud, settings, options.val_split) for cloud in clouds]
+        if other := data.other_classes(clouds, settings):
+            print(f"left out of tuning and scores: {other} that the weights do not know", file=sys.stderr)
         return [a for a, _ in parts], [b for _, b in parts]
     make = KINDS[options.kind][0]
     seeds = [*range(options.scenes), *range(HELD_OUT_SEEDS, HELD_OUT_SEEDS + options.held_out)]
     scenes = [cloud_of(make(seed)) for seed in seeds]
-    if other := data.other_classes(scenes[0], settings):
+    if other := data.other_classes(scenes[:1], settings):
         raise UsageError(f"without clouds the demo's scenes are used, and these weights do not know {other}")
     whole = [task.split(scene, settings, 0)[0] for scene in scenes]
     return whole[: options.scenes], whole[options.scenes :]

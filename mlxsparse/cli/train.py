@@ -3,12 +3,14 @@
 Reads LAS, LAZ, COPC, PCD, PLY, KITTI .bin with a .label beside it, .npy, .npz or text with a class of each
 point, holds out the end of each cloud along its longer horizontal axis, trains on the rest, and writes
 model.safetensors, config.json and report.json to the output directory, and after every epoch a
-checkpoint from which --resume goes on.
+checkpoint from which --resume goes on. Points of a negative class, or of one that --ignore names, have no
+label: they are neither trained nor scored, but the network sees them.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,13 +23,14 @@ from .. import __version__
 from ..errors import PointCloudError
 from ..io.points import read_points
 from ..tasks import segmentation as task
-from ..tasks.data import INPUT_FIELDS
+from ..tasks.data import INPUT_FIELDS, other_classes
 from ..tasks.metrics import format_table
 from ..tasks.training import CHECKPOINT
 from .common import (
     channels,
     check_directory,
     check_seed,
+    classes,
     fraction,
     make_directory,
     positive,
@@ -64,6 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{', '.join(INPUT_FIELDS)})",
     )  # fmt: skip
     parser.add_argument(
+        "--ignore", type=classes, default=(), metavar="NUMBERS",
+        help="classes that mean no label, as 0,1 (negative ones always do)",
+    )  # fmt: skip
+    parser.add_argument(
         "--no-relief", action="store_true", help="do not use heights above the lowest points around a point"
     )
     parser.add_argument("--no-augment", action="store_true", help="do not turn, mirror, scale and thin out")
@@ -86,11 +93,14 @@ def run(options: argparse.Namespace) -> int:
     check_seed(options.seed)
     clouds = [read_points(path) for path in options.clouds]
     settings = task.choose_settings(
-        clouds, options.voxel_size, use_relief=not options.no_relief, fields=options.fields
-    )
+        clouds, options.voxel_size, use_relief=not options.no_relief, fields=options.fields,
+        ignore=options.ignore,
+    )  # fmt: skip
+    if other := other_classes(clouds, settings):
+        print(f"left out of training and scores: {other}", file=sys.stderr)
     parts = [task.split(cloud, settings, options.val_split) for cloud in clouds]
-    if options.val_split and not any(len(held) for _, held in parts):
-        print("no score: a cloud of one point has no part to hold out")
+    if options.val_split and not any(held.labelled for _, held in parts):
+        print("no score: a cloud of one labelled point has no part to hold out")
     plan = task.Plan(options.epochs, options.lr, options.seed, options.precision, not options.no_augment)
     report = fit(
         [a for a, _ in parts], [b for _, b in parts], settings, options.output, plan,
@@ -116,13 +126,13 @@ def fit(
 
     watch: a part to score after each epoch, for the curve.
     """
-    total = sum(map(len, training))
+    total = sum(part.labelled for part in training)
     if total == 0:
-        raise PointCloudError("the training part has no points; lower --val-split")
+        raise PointCloudError("the training part has no labelled points; lower --val-split")
     model = task.new_model(settings, channels, blocks, plan.seed)
     folder = make_directory(directory)
-    counts = np.bincount(np.concatenate([part.labels for part in training]), minlength=len(settings.classes))
-    majority = int(counts.argmax())
+    labels = np.concatenate([part.labels for part in training])
+    majority = int(np.bincount(labels[labels >= 0]).argmax())
     curve: list[tuple[int, float]] = []
 
     def after_epoch(epoch: int, loss: float) -> None:
@@ -142,7 +152,8 @@ def fit(
         "voxel_size": settings.voxel_size,
         "inputs": [*settings.fields, *(["relief"] if settings.relief else [])],
         "training_points": total,
-        "held_out_points": sum(map(len, held_out)),
+        "held_out_points": sum(part.labelled for part in held_out),
+        "unlabelled_points": sum(len(part) - part.labelled for part in [*training, *held_out]),
         "epochs": plan.epochs,
         "precision": plan.precision,
         "losses": losses,

@@ -55,7 +55,10 @@ class Settings:
 
 @dataclass
 class Part:
-    """Points (n, 3) of one training or held-out part with inputs (n, F) and class indices (n,)."""
+    """Points (n, 3) of one training or held-out part with inputs (n, F) and class indices (n,).
+
+    A point of index -1 has no class: the network sees it, and neither loss nor score counts it.
+    """
 
     points: np.ndarray
     inputs: np.ndarray
@@ -63,6 +66,11 @@ class Part:
 
     def __len__(self) -> int:
         return len(self.points)
+
+    @property
+    def labelled(self) -> int:
+        """How many of the points have a class."""
+        return int(np.sum(self.labels >= 0))
 
     def take(self, rows: np.ndarray) -> Part:
         """The part's rows."""
@@ -95,9 +103,11 @@ def choose_settings(
     use_relief: bool = False,
     names: Sequence[str] = (),
     fields: Sequence[str] | None = None,
+    ignore: Sequence[int] = (),
 ) -> Settings:
     """Settings for training clouds: their classes, inputs, and a voxel size.
 
+    ignore: class numbers that say "no label" in these clouds; so does every negative one.
     fields: the inputs, by default those of INPUT_FIELDS that all clouds have with one number a point.
     names: of the classes 0, 1, ...
 
@@ -106,11 +116,14 @@ def choose_settings(
     for cloud in clouds:
         if len(cloud) == 0:
             raise PointCloudError(f"{cloud.path!r} has no points: leave it out of the training")
-    classes = np.unique(np.concatenate([labels_of(cloud) for cloud in clouds]))
+    found = np.unique(np.concatenate([labels_of(cloud) for cloud in clouds]))
+    classes = found[(found >= 0) & ~np.isin(found, ignore)]
     if len(classes) < 2:
+        other = np.setdiff1d(found, classes).tolist()
         raise PointCloudError(
-            f"every point of {clouds[0].path!r} has class {classes.tolist()}: nothing to tell apart; "
-            "a classified cloud is needed to train"
+            f"every point of {clouds[0].path!r} has class {classes.tolist()}"
+            + (f" or none ({', '.join(map(str, other))})" if other else "")
+            + ": nothing to tell apart; a classified cloud is needed to train"
         )
     wanted = INPUT_FIELDS if fields is None else fields
     for name in fields or ():
@@ -230,9 +243,10 @@ def inputs_of(cloud: PointCloud, settings: Settings) -> np.ndarray:
     return np.stack(columns, axis=1)
 
 
-def other_classes(cloud: PointCloud, settings: Settings) -> str:
-    """What `split` leaves out for its class, in words; empty where that is nothing."""
-    classes, counts = np.unique(labels_of(cloud), return_counts=True)
+def other_classes(clouds: Sequence[PointCloud], settings: Settings) -> str:
+    """The points to which `split` gives no class of the settings, in words; empty where there are none."""
+    labels = np.concatenate([labels_of(cloud) for cloud in clouds])
+    classes, counts = np.unique(labels, return_counts=True)
     other = ~np.isin(classes, settings.classes)
     named = ", ".join(map(str, classes[other]))
     total = int(counts.sum())
@@ -240,25 +254,33 @@ def other_classes(cloud: PointCloud, settings: Settings) -> str:
 
 
 def split(cloud: PointCloud, settings: Settings, val_split: float) -> tuple[Part, Part]:
-    """(training, held-out): the last `val_split` of the points along the longer horizontal axis, of two or
-    more points at least one.
+    """(training, held-out): the last `val_split` of the labelled points along the longer horizontal axis, of
+    two or more at least one.
 
-    Points with NaN or infinite coordinates, or of a class that is not in the settings, are in neither.
+    Points of a class that is not in the settings lie between them without a class, on their side of the cut.
+    Points with NaN or infinite coordinates are in neither part.
     """
     if not 0 <= val_split < 1:
         raise MLXSparseError(f"val_split must lie in [0, 1), got {val_split}")
     raw = labels_of(cloud)
     index = np.searchsorted(settings.classes, raw).clip(0, len(settings.classes) - 1)
-    known = (np.asarray(settings.classes)[index] == raw) & np.isfinite(cloud.points).all(axis=1)
-    part = Part(cloud.points[known], inputs_of(cloud, settings)[known], index[known].astype(np.int32))
-    if len(part) == 0:
-        raise PointCloudError(f"{cloud.path!r} has no labelled point with finite coordinates")
-    along = part.points[:, int(np.argmax(np.ptp(part.points[:, :2], axis=0)))]
+    index = np.where(np.asarray(settings.classes)[index] == raw, index, -1)
+    finite = np.isfinite(cloud.points).all(axis=1)
+    part = Part(cloud.points[finite], inputs_of(cloud, settings)[finite], index[finite].astype(np.int32))
+    known = part.labels >= 0
+    count = part.labelled
+    if count == 0:
+        raise PointCloudError(
+            f"{cloud.path!r} has no labelled point with finite coordinates; "
+            f"the classes are {', '.join(map(str, settings.classes))}"
+        )
     held = np.zeros(len(part), bool)
-    if val_split and len(part) > 1:
+    if val_split and count > 1:
+        along = part.points[:, int(np.argmax(np.ptp(part.points[known, :2], axis=0)))]
         # By rank, for points that share a position too: at least one is held out, and one is not.
-        cut = min(math.floor((len(part) - 1) * (1 - val_split)), len(part) - 2) + 1
-        held[np.argsort(along, kind="stable")[cut:]] = True
+        cut = min(math.floor((count - 1) * (1 - val_split)), count - 2) + 1
+        order = np.argsort(along, kind="stable")
+        held[order[np.flatnonzero(known[order])[cut] :]] = True
     return part.take(~held), part.take(held)
 
 

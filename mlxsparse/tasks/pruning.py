@@ -132,7 +132,7 @@ def tune(
 
 def score_of(model: MinkUNet, settings: task.Settings, held_out: Sequence[task.Part]) -> float:
     """Mean IoU on the held-out parts, NaN if there are none."""
-    if not any(len(part.points) for part in held_out):
+    if not any(part.labelled for part in held_out):
         return float("nan")
     return float(mean_iou(task.score(model, settings, held_out, 0).matrix))
 

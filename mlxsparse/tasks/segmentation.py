@@ -134,13 +134,14 @@ def _probabilities(
 
 
 def score(model: MinkUNet, settings: Settings, parts: Sequence[Part], majority: int) -> Score:
-    """Held-out score beside always answering class index `majority`."""
+    """Score on the labelled points of the parts, beside always answering class index `majority`."""
     n = len(settings.classes)
     ours, theirs = np.zeros((n, n), np.int64), np.zeros((n, n), np.int64)
     for part in parts:
-        if len(part):
-            ours += confusion_matrix(part.labels, predict(model, settings, part.points, part.inputs), n)
-            theirs += confusion_matrix(part.labels, np.full(len(part), majority), n)
+        if part.labelled:
+            answer = predict(model, settings, part.points, part.inputs)
+            ours += confusion_matrix(part.labels, answer, n, ignore=-1)
+            theirs += confusion_matrix(part.labels, np.full(len(part), majority), n, ignore=-1)
     if ours.sum() == 0:
         raise PointCloudError("nothing is held out; raise val_split to measure a score")
     return Score(ours, theirs)

@@ -70,7 +70,7 @@ def train(
 ) -> list[float]:
     """Train in place on the parts; returns the mean loss of each epoch.
 
-    Cross-entropy at the points, classes weighted by the inverse root of their frequency, AdamW with
+    Cross-entropy at the labelled points, classes weighted by the inverse root of their frequency, AdamW with
     a warm-up and a cosine to zero. In float16 and bfloat16 the network computes in that type, while weights,
     statistics, loss and optimizer stay float32.
 
@@ -78,7 +78,7 @@ def train(
     the same weights as without the interruption (CheckpointError where it is of another plan, model or data).
     progress(step, steps, loss) is called after every step, after_epoch(epoch, loss) after every epoch.
     """
-    batches = [tile for part in parts for tile in tiles(part)]
+    batches = [tile for part in parts for tile in tiles(part) if tile.labelled]
     _check(batches, plan)
     dtype = PRECISIONS[plan.precision]
     importance = _importance(batches, len(settings.classes))
@@ -93,7 +93,10 @@ def train(
     def loss_of(model: MinkUNet, voxels: Voxels, labels: mx.array, scale: float) -> mx.array:
         with lowered(model, dtype):
             logits = voxels.devoxelize(feats=model(voxels.tensor.astype(dtype))).astype(mx.float32)
-        return scale * mlx.nn.losses.cross_entropy(logits, labels, importance[labels], reduction="mean")
+        known, index = labels >= 0, mx.maximum(labels, 0)
+        share = labels.size / mx.maximum(known.sum(), 1)  # the mean is of the labelled points
+        weights = mx.where(known, importance[index], 0) * share
+        return scale * mlx.nn.losses.cross_entropy(logits, index, weights, reduction="mean")
 
     step = staged(mlx.nn.value_and_grad(model, loss_of))
     update = _updater(model, optimizer, state, plan.precision)
@@ -123,7 +126,7 @@ def train(
 
 def _check(batches: Sequence[Part], plan: Plan) -> None:
     if not batches:
-        raise PointCloudError("nothing to train on: the training part has no points; lower val_split")
+        raise PointCloudError("nothing to train on: no labelled points in the training part; lower val_split")
     if plan.epochs < 1:
         raise MLXSparseError(f"epochs must be at least 1, got {plan.epochs}")
     if not 0 <= plan.seed < 2**63:
@@ -144,7 +147,8 @@ def _largest(model: MinkUNet) -> float:
 
 
 def _importance(batches: Sequence[Part], classes: int) -> mx.array:
-    counts = np.bincount(np.concatenate([b.labels for b in batches]), minlength=classes)
+    labels = np.concatenate([b.labels for b in batches])
+    counts = np.bincount(labels[labels >= 0], minlength=classes)
     weights = 1 / np.sqrt(np.maximum(counts, 1) / counts.sum())
     return mx.array((weights / weights.mean()).astype(np.float32))
 

@@ -200,3 +200,36 @@ def test_empty_clouds_and_clouds_without_position_are_refused_by_name():
     lost = PointCloud(np.full((len(cloud), 3), np.nan), cloud.fields, path="lost.pcd")
     with pytest.raises(PointCloudError, match="'lost.pcd' has no finite point"):
         task.choose_settings([lost])
+
+
+def test_points_without_a_class_stay_on_their_side_of_the_cut():
+    cloud = floor_and_posts(n=600)
+    known = task.choose_settings([cloud], 0.3)
+    rows = np.arange(len(cloud)) % 3 > 0
+    few = PointCloud(cloud.points[rows], {name: v[rows] for name, v in cloud.fields.items()})
+    cloud.fields["label"] = np.where(rows, cloud.fields["classification"].astype(int), -1)
+    assert task.choose_settings([cloud], 0.3) == known
+    parts, wanted = task.split(cloud, known, 0.25), task.split(few, known, 0.25)
+    assert sum(map(len, parts)) == len(cloud) and [p.labelled for p in parts] == list(map(len, wanted))
+    for part, labelled in zip(parts, wanted):
+        np.testing.assert_array_equal(part.points[part.labels >= 0], labelled.points)
+        np.testing.assert_array_equal(part.labels[part.labels >= 0], labelled.labels)
+    assert parts[0].points[:, 0].max() <= parts[1].points[:, 0].min()
+    cloud.fields["label"] = np.where(np.arange(len(cloud)) == 9, 2, -1)
+    assert [p.labelled for p in task.split(cloud, known, 0.25)] == [1, 0]
+    cloud.fields["label"][:] = 1
+    with pytest.raises(PointCloudError, match="'made.las' has no labelled point .* the classes are 2, 7"):
+        task.split(cloud, known, 0.25)
+
+
+def test_negative_and_ignored_numbers_are_no_class():
+    cloud = floor_and_posts(n=600)
+    cloud.fields["label"] = np.arange(len(cloud)) % 5 - 2
+    assert task.choose_settings([cloud], 0.3).classes == [0, 1, 2]
+    known = task.choose_settings([cloud], 0.3, ignore=[1, 6], names=["ground", "rest", "post"])
+    assert known.classes == [0, 2] and known.names == ["ground", "post"]
+    said = data.other_classes([cloud, cloud], known)
+    assert said == f"{2 * int(np.sum(data.labels_of(cloud) % 2 | (data.labels_of(cloud) < 0)))} of " \
+        f"{2 * len(cloud)} points, of classes -2, -1, 1"
+    with pytest.raises(PointCloudError, match=r"has class \[2\] or none \(-2, -1, 0, 1\): nothing to tell"):
+        task.choose_settings([cloud], 0.3, ignore=[0, 1])

@@ -196,3 +196,32 @@ def test_weights_that_are_nan_after_the_last_step_are_not_kept(job, tmp_path, mo
     with pytest.raises(MLXSparseError, match="a weight became nan at step 1; lower the learning rate"):
         task.train(fresh(settings), settings, parts[:1], task.Plan(1), checkpoint=path)
     assert not path.exists()
+
+
+def test_points_without_a_class_are_geometry_alone(job):
+    """They are seen, but neither loss, class weights nor scores count them."""
+    settings, (part, other) = job
+    labels = np.where(np.arange(len(part)) % 4 == 0, part.labels, -1)
+    part = task.Part(part.points, part.inputs, labels.astype(np.int32))
+    none = task.Part(other.points, other.inputs, np.full(len(other), -1, np.int32))
+    model, steps = fresh(settings), []
+    loss = task.train(model, settings, [part, none], task.Plan(1, augment=False),
+                      progress=lambda *a: steps.append(a[:2]))[0]  # fmt: skip
+    assert steps == [(1, 1)]
+
+    model = fresh(settings)
+    model.train()
+    voxels = task.to_voxels(part.points, part.inputs, settings.voxel_size)
+    logits = np.array(voxels.devoxelize(feats=model(voxels.tensor))).astype(np.float64)
+    known = labels >= 0
+    entropy = np.log(np.exp(logits).sum(axis=1))[known] - logits[known, labels[known]]
+    weight = 1 / np.sqrt(np.bincount(labels[known]) / known.sum())
+    assert loss == pytest.approx(np.mean(entropy * (weight / weight.mean())[labels[known]]), rel=1e-4)
+
+    score = task.score(model, settings, [part, none], 1)
+    assert score.matrix.sum() == score.majority_matrix[:, 1].sum() == known.sum()
+    np.testing.assert_array_equal(score.matrix.sum(axis=1), np.bincount(labels[known]))
+    with pytest.raises(PointCloudError, match="nothing is held out"):
+        task.score(model, settings, [none], 1)
+    with pytest.raises(PointCloudError, match="no labelled points"):
+        task.train(model, settings, [none], task.Plan(1))

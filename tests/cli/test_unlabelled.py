@@ -1,0 +1,80 @@
+"""Points without a label on the command line: seen by the network, neither trained nor scored."""
+
+from __future__ import annotations
+
+import json
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxsparse.cli.main import main
+from mlxsparse.tasks import segmentation as task
+
+
+@pytest.fixture(autouse=True)
+def keep_device():
+    before = mx.default_device()
+    yield
+    mx.set_default_device(before)
+
+
+def cloud_of(path, *no_label):
+    """600 points of classes 3 and 5, of which each third has, by turns, one of the numbers `no_label`."""
+    points = np.random.default_rng(0).random((600, 3)) * (10, 5, 2)
+    labels = np.where(points[:, 2] > 1, 5, 3)
+    labels[::3] = np.resize(no_label, 200)
+    np.savez(path, points=points, label=labels)
+    return str(path)
+
+
+TRAIN = ["--epochs", "2", "--channels", "4,8", "--voxel-size", "0.8"]
+
+
+@pytest.mark.parametrize(
+    ("no_label", "options", "told"),
+    [((-1,), [], "-1"), ((0, 7), ["--ignore", "0,7,9"], "0, 7"), ((-1, 0), ["--ignore", "0"], "-1, 0")],
+)
+def test_they_are_no_class(no_label, options, told, tmp_path, capsys):
+    cloud, weights = cloud_of(tmp_path / "a.npz", *no_label), str(tmp_path / "w")
+    assert main(["train", cloud, "-o", weights, *TRAIN, *options]) == 0
+    said = capsys.readouterr()
+    line = f"left out of training and scores: 200 of 600 points, of classes {told}"
+    assert line in said.err.splitlines()
+    assert "class 3" in said.out and not any(f"class {n} " in said.out for n in no_label)
+    report = json.loads((tmp_path / "w" / "report.json").read_text())
+    assert report["classes"] == json.loads((tmp_path / "w/config.json").read_text())["settings"]["classes"]
+    assert report["classes"] == [3, 5] and len(report["score"]["iou"]) == 2
+    counts = [report[f"{name}_points"] for name in ("training", "held_out", "unlabelled")]
+    assert counts[0] + counts[1] == 400 and counts[1] == pytest.approx(80, abs=2) and counts[2] == 200
+
+    out = str(tmp_path / "out.npz")
+    assert main(["segment", cloud, "--weights", weights, "-o", out]) == 0
+    assert set(np.unique(np.load(out)["label"])) <= {3, 5}
+
+
+def test_clouds_without_two_classes_are_refused(tmp_path, capsys):
+    cloud = cloud_of(tmp_path / "a.npz", -1)
+    assert main(["train", cloud, "-o", str(tmp_path / "w"), "--ignore", "3"]) == 1
+    assert "has class [5] or none (-1, 3): nothing to tell apart" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        main(["train", cloud, "-o", str(tmp_path / "w"), "--ignore", "3,ground"])
+    assert stop.value.code == 2 and "'ground' is not a class number" in capsys.readouterr().err
+
+
+def test_the_majority_is_of_labelled_points(tmp_path):
+    points = np.random.default_rng(0).random((600, 3)) * (10, 5, 2)
+    labels = np.where(points[:, 2] > 1.4, 5, 3)
+    labels[points[:, 2] < 1.2] = -1  # more than all others
+    np.savez(tmp_path / "a.npz", points=points, label=labels)
+    assert main(["train", str(tmp_path / "a.npz"), "-o", str(tmp_path / "w"), *TRAIN]) == 0
+    report = json.loads((tmp_path / "w" / "report.json").read_text())
+    model, settings = task.load(tmp_path / "w")
+    assert settings.classes == [3, 5] and report["score"]["majority_iou"][0] == 0
+    assert 0.5 < report["score"]["majority_accuracy"] == report["score"]["majority_iou"][1] < 1
+
+
+def test_info_says_which(tmp_path, capsys):
+    assert main(["info", cloud_of(tmp_path / "a.npz", -1)]) == 0
+    said = capsys.readouterr().out
+    assert "class -1      200 points (33.3%), which is no label\n" in said and said.count("no label") == 1
