@@ -22,7 +22,8 @@ def read_bin(path: str | os.PathLike[str]) -> PointCloud:
     """Read KITTI's or nuScenes' .bin: fields intensity and, for nuScenes, ring.
 
     Where X.label lies beside X.bin, or in ../labels (SemanticKITTI), the fields label (the lower 16 bits) and
-    instance (the upper 16) are read too.
+    instance (the upper 16) are read too. Points without a finite position are kept; PointCloudError where
+    most have none, or one is farther off than a sensor sees.
     """
     path = os.fspath(path)
     try:
@@ -38,12 +39,13 @@ def read_bin(path: str | os.PathLike[str]) -> PointCloud:
         raise PointCloudError(f"cannot read {path!r}: {error}") from error
     five = columns == [5] or (len(columns) == 2 and (path.lower().endswith(".pcd.bin") or _has_rings(values)))
     table = values.reshape(-1, 5 if five else 4)
-    with np.errstate(invalid="ignore"):
-        sane = np.all(np.abs(table[:, :3]) < _FARTHEST)  # false for NaN as well
-    if not sane:
+    finite = np.isfinite(table[:, :3]).all(axis=1)
+    lost, far = int((~finite).sum()), int((np.abs(table[finite, :3]) >= _FARTHEST).any(axis=1).sum())
+    if far or 2 * lost > len(table):  # a few lost ones are pulses that did not come back
+        what = f"beyond {_FARTHEST:.0f} m" if far else "not finite"
         raise PointCloudError(
-            f"{path!r} is no KITTI or nuScenes point file: read as float32, positions are "
-            f"not finite or beyond {_FARTHEST:.0f} m"
+            f"{path!r} is no KITTI or nuScenes point file: read as float32, {far or lost} of {len(table)} "
+            f"positions are {what}"
         )
     names = ("intensity", "ring")[: table.shape[1] - 3]
     fields = {name: np.ascontiguousarray(table[:, 3 + i]) for i, name in enumerate(names)}
@@ -64,7 +66,8 @@ def read_bin(path: str | os.PathLike[str]) -> PointCloud:
 
 
 def _has_rings(values: np.ndarray) -> bool:
-    ring = values.reshape(-1, 5)[:, 4]
+    rows = values.reshape(-1, 5)
+    ring = rows[np.isfinite(rows).all(axis=1), 4]
     return bool(np.all((ring >= 0) & (ring <= _MAX_RING) & (ring == np.floor(ring))))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlxsparse.cli.info import describe
 from mlxsparse.errors import PointCloudError
 from mlxsparse.io.cloud import atomic_write
 from mlxsparse.io.points import check_output, read_points, sniff_format, write_labels
@@ -302,3 +303,17 @@ def test_a_chunk_table_that_cannot_be_is_refused(chunks, streamed, tmp_path):
     (tmp_path / "a.laz").write_bytes(content)
     with pytest.raises(PointCloudError, match=f"a.laz': the file is damaged: its table says {chunks} chunks"):
         read_points(tmp_path / "a.laz")
+
+
+@pytest.mark.parametrize("columns", [4, 5])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_points_of_a_scan_without_a_position_are_kept(columns, bad, tmp_path):
+    table = np.random.default_rng(0).integers(0, 30, (40, columns)).astype("<f4")
+    table[:, 3] += 0.5
+    table[3, 1] = bad
+    table[7] = bad
+    table.tofile(tmp_path / "a.bin")
+    cloud = read_points(tmp_path / "a.bin")
+    assert cloud.format == {4: "kitti", 5: "nuscenes"}[columns]
+    np.testing.assert_array_equal(cloud.points, table[:, :3].astype(float))
+    assert "  points     40, 2 of them without a finite position" in describe(cloud)

@@ -74,11 +74,12 @@ def test_bytes_that_are_no_scan(tmp_path):
     path.write_bytes(scan(4).tobytes()[:-1])
     with pytest.raises(PointCloudError, match="ends early"):
         read_points(path)
-    for value in (np.nan, np.inf, 1e9):
+    for rows, value, told in ((1, 1e9, "1 of 40 .* beyond 1000000"), (21, np.nan, "21 of 40 .* not finite")):
         table = scan(4)
-        table[3, 1] = value
+        table[:rows, 1] = value
+        table[-1] = np.inf if rows == 1 else 0  # one without a position is not what is wrong
         table.tofile(path)
-        with pytest.raises(PointCloudError, match="no KITTI or nuScenes"):
+        with pytest.raises(PointCloudError, match=f"no KITTI or nuScenes.*{told}"):
             read_points(path)
     path.write_bytes(b"x" * 160)  # read as float32, far away
     with pytest.raises(PointCloudError, match="no KITTI or nuScenes"):
