@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -94,6 +95,19 @@ def _ending_by_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
+@contextlib.contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Warnings are one line each on stderr, without the place in the code."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"mlxsparse: {' '.join(str(message).split())}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)  # whatever the process made of them before
+        warnings.showwarning = show
+        yield
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; exit status 0, 1 for data that cannot be used, 2 for wrong usage, 128 and its number
     for a signal."""
@@ -101,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
     try:
-        with _ending_by_signals():
+        with _ending_by_signals(), _warnings_as_lines():
             set_device(options.device)
             status: int = options.run(options)
             sys.stdout.flush()

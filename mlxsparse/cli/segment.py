@@ -9,8 +9,6 @@ clouds are labelled in overlapping crops.
 from __future__ import annotations
 
 import argparse
-import sys
-import warnings
 
 import numpy as np
 
@@ -59,11 +57,7 @@ def run(options: argparse.Namespace) -> int:
             precision=options.precision, progress=progress,
         )  # fmt: skip
     labels = np.where(answer < 0, 0, np.asarray(settings.classes)[np.maximum(answer, 0)])
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        write_labels(cloud, labels, options.output)
-    for warning in said:
-        print(f"mlxsparse: {warning.message}", file=sys.stderr)
+    write_labels(cloud, labels, options.output)
     for index in range(len(settings.classes)):
         count = int(np.sum(answer == index))
         share = count / len(labels) if len(labels) else 0.0

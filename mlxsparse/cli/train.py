@@ -21,9 +21,10 @@ import numpy as np
 
 from .. import __version__
 from ..errors import PointCloudError
+from ..io.cloud import INPUT_FIELDS
 from ..io.points import read_points
 from ..tasks import segmentation as task
-from ..tasks.data import INPUT_FIELDS, other_classes
+from ..tasks.data import other_classes
 from ..tasks.metrics import format_table
 from ..tasks.training import CHECKPOINT
 from .common import (

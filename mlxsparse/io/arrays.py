@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 
 from ..errors import PointCloudError
-from .cloud import PointCloud, atomic_write, check_labels, check_range, column_names, other_fields, structured
+from .cloud import (
+    PointCloud,
+    atomic_write,
+    check_labels,
+    check_range,
+    column_names,
+    left_out,
+    other_fields,
+    structured,
+)
 
 #: Names under which an .npz keeps its points, best first.
 _POINTS = ("points", "xyz", "pc", "coord", "coords", "positions")
@@ -29,7 +38,7 @@ def read_npz(path: str | os.PathLike[str]) -> PointCloud:
 
     Other arrays of N rows become fields, but for those named x, y or z: the points have these already.
     Classes, N integers named `label` or `labels`, are the field `label`; PointCloudError where the file has
-    both and they differ.
+    both and they differ. A warning names arrays of an input or class that are nothing a point.
     """
     path = os.fspath(path)
     # NumPy gives members that are no arrays as bytes.
@@ -56,14 +65,16 @@ def read_npz(path: str | os.PathLike[str]) -> PointCloud:
                 f"{path!r} has both label and labels, and they differ; remove the one that is not the class"
             )
     fields.update(columns)
-    return PointCloud(
-        points,
-        fields,
-        source=arrays,
-        path=path,
-        format="npz",
-        details={"arrays": ", ".join(f"{n} {a.dtype} {a.shape}" for n, a in arrays.items())},
-    )
+    details = {"arrays": ", ".join(f"{n} {a.dtype} {a.shape}" for n, a in arrays.items())}
+    cloud = PointCloud(points, fields, source=arrays, path=path, format="npz", details=details)
+    unused = {
+        name: f"{arrays[name].dtype}, shape {arrays[name].shape}"
+        for name in not_of_points(cloud)
+        # Words of another length are the names of the classes.
+        if arrays[name].dtype.kind in "iufb" or arrays[name].shape[:1] == (len(points),)
+    }
+    cloud.details.update(left_out(path, unused, len(points)))
+    return cloud
 
 
 def write_npy_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[str]) -> None:

@@ -8,6 +8,7 @@ import io
 import os
 import secrets
 import stat
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,10 @@ EXTENSIONS = {".las": "las", ".laz": "laz", ".pcd": "pcd", ".ply": "ply", ".bin"
 NAMES = {"las": "LAS", "laz": "LAZ (compressed LAS)", "pcd": "PCD", "ply": "PLY", "kitti": "KITTI .bin",
          "nuscenes": "nuScenes .bin", "bin": "KITTI or nuScenes .bin", "npy": "NumPy .npy",
          "npz": "NumPy .npz", "text": "text of x y z", "label": "SemanticKITTI .label"}
+#: Per-point fields that are inputs of a network where every training cloud has them.
+INPUT_FIELDS = ("intensity", "return_number", "number_of_returns", "red", "green", "blue")
+#: Where classes may be, best first: `segment` writes `label` beside what was there (LAS: `classification`).
+LABEL_FIELDS = ("label", "classification", "class", "scalar_Classification", "scalar_Label")
 
 
 @dataclass
@@ -35,7 +40,8 @@ class PointCloud:
         `return_number`, `number_of_returns`, `red`, `green`, `blue`, ... whatever the file has.
     source: what the format needs to write the file again; opaque.
     path: where it was read. format: a key of `NAMES`.
-    details: what else the file says about itself, in words: version, encoding, scale, offset, CRS.
+    details: what else the file says about itself, in words: version, encoding, scale, offset, CRS;
+        under "left out", what has the name of an input or a class and is nothing a point.
     """
 
     points: np.ndarray
@@ -78,6 +84,19 @@ def column_names(table: np.ndarray, *, pts: bool = False) -> list[str]:
     elif extra == 4 and all(whole[1:]):
         names = ["intensity", *colour]
     return ["x", "y", "z", *names]
+
+
+def left_out(path: str, unused: Mapping[str, str], count: int) -> dict[str, str]:
+    """The detail "left out" of those that have the name of an input or class, and a warning that says so.
+
+    unused: name -> type and shape, of what was read and became no field of the `count` points.
+    """
+    known = (*INPUT_FIELDS, *LABEL_FIELDS, "labels")
+    words = ", ".join(f"{name} ({kind})" for name, kind in unused.items() if name in known)
+    if not words:
+        return {}
+    warnings.warn(f"{path!r}: left out, not one value for each of its {count} points: {words}", stacklevel=4)
+    return {"left out": words}
 
 
 def other_fields(cloud: PointCloud) -> dict[str, np.ndarray]:

@@ -20,6 +20,7 @@ from .cloud import (
     check_columns,
     check_labels,
     check_range,
+    left_out,
     number_fields,
     optional_library,
     structured,
@@ -31,7 +32,10 @@ def _plyfile() -> Any:
 
 
 def read_ply(path: str | os.PathLike[str]) -> PointCloud:
-    """Read a PLY file: the element `vertex` with x, y, z; its other one-value properties become fields."""
+    """Read a PLY file: the element `vertex` with x, y, z; its other one-value properties become fields.
+
+    A warning names lists that have the name of an input or class.
+    """
     plyfile = _plyfile()
     path = os.fspath(path)
     try:
@@ -60,6 +64,7 @@ def read_ply(path: str | os.PathLike[str]) -> PointCloud:
     encoding = "ascii" if data.text else f"binary, {'little' if data.byte_order == '<' else 'big'} endian"
     others = [f"{e.name} ({e.count})" for e in data.elements if e.name != "vertex"]
     details = {"encoding": encoding, **({"also holds": ", ".join(others)} if others else {})}
+    details.update(left_out(path, {n: "a list" for n in table.dtype.names if n not in fields}, len(table)))
     return PointCloud(points, fields, source=data, path=path, format="ply", details=details)
 
 

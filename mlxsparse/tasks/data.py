@@ -10,14 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import MLXSparseError, PointCloudError
-from ..io.cloud import PointCloud
+from ..io.cloud import INPUT_FIELDS, LABEL_FIELDS, PointCloud
 from ..ops.voxel import Voxels, voxelize
 from .relief import LOW_CELLS, PLANE_CELLS, relief, scales_of, squashed
 
-#: Per-point fields that are used as inputs where every training cloud has them.
-INPUT_FIELDS = ("intensity", "return_number", "number_of_returns", "red", "green", "blue")
-#: Where classes may be, best first: `segment` writes `label` beside what was there (LAS: `classification`).
-LABEL_FIELDS = ("label", "classification", "class", "scalar_Classification", "scalar_Label")
 TILE_POINTS = 40_000
 MAX_VOXELS_ACROSS = 2**29
 
@@ -92,8 +88,14 @@ def labels_of(cloud: PointCloud) -> np.ndarray:
             return values.astype(np.int64)
     raise PointCloudError(
         f"{cloud.path!r} has no class of each point: a field {' or '.join(LABEL_FIELDS)} with whole numbers "
-        f"is needed to train; it has {sorted(cloud.fields)}"
+        f"is needed to train; it has {sorted(cloud.fields)}{_left_out(cloud)}"
     )
+
+
+def _left_out(cloud: PointCloud) -> str:
+    """What the reader left out of the cloud, to end a message about a field that is not there."""
+    words = cloud.details.get("left out")
+    return f"; left out, not one value for each of {len(cloud)} points: {words}" if words else ""
 
 
 def choose_settings(
@@ -133,7 +135,7 @@ def choose_settings(
         if lacking:
             raise PointCloudError(
                 f"{lacking[0].path!r} has no field {name!r} of one number a point; "
-                f"it has {sorted(lacking[0].fields)}"
+                f"it has {sorted(lacking[0].fields)}{_left_out(lacking[0])}"
             )
     fields = [name for name in wanted if all(_has_input(cloud, name) for cloud in clouds)]
     scales = []
@@ -223,7 +225,7 @@ def inputs_of(cloud: PointCloud, settings: Settings) -> np.ndarray:
         if name not in cloud.fields:
             raise PointCloudError(
                 f"{cloud.path!r} has no field {name!r}, which these weights were trained with; "
-                f"it has {sorted(cloud.fields)}"
+                f"it has {sorted(cloud.fields)}{_left_out(cloud)}"
             )
         if not _has_input(cloud, name):
             raise PointCloudError(

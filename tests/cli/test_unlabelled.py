@@ -78,3 +78,15 @@ def test_info_says_which(tmp_path, capsys):
     assert main(["info", cloud_of(tmp_path / "a.npz", -1)]) == 0
     said = capsys.readouterr().out
     assert "class -1      200 points (33.3%), which is no label\n" in said and said.count("no label") == 1
+
+
+def test_a_warning_is_one_line(tmp_path, capsys):
+    points, path = np.random.default_rng(0).random((50, 3)), str(tmp_path / "a.npz")
+    np.savez(path, points=points, label=np.zeros(10, int))
+    assert main(["train", path, "-o", str(tmp_path / "w")]) == 1
+    warning, error = capsys.readouterr().err.splitlines()
+    words = "left out, not one value for each of {}50 points: label (int64, shape (10,))"
+    assert warning == f"mlxsparse: {path!r}: {words.format('its ')}" and error.endswith(words.format(""))
+    assert main(["info", path]) == 0
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [warning] and "  left out   label (int64, shape (10,))" in said.out

@@ -195,3 +195,11 @@ def test_long_floats_are_written_as_doubles(tmp_path):
     write_labels(read_points(tmp_path / "a.npy"), np.array([1, 2]), tmp_path / "b.ply")
     assert plyfile.PlyData.read(str(tmp_path / "b.ply"))["vertex"]["x"].dtype == "f8"
     np.testing.assert_array_equal(read_points(tmp_path / "b.ply").points, values.astype(float))
+
+
+def test_lists_of_an_input_or_class_are_told_of(tmp_path):
+    head = "ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nproperty float y\nproperty float z\n"
+    lists = "property list uchar int label\nproperty list uchar int near\nend_header\n"
+    (tmp_path / "a.ply").write_text(head + lists + "1 2 3 1 4 1 5\n")
+    with pytest.warns(UserWarning, match=r"a.ply': left out, .* each of its 1 points: label \(a list\)$"):
+        assert read_points(tmp_path / "a.ply").details["left out"] == "label (a list)"

@@ -8,6 +8,7 @@ import pytest
 from mlxsparse.cli.main import main
 from mlxsparse.errors import PointCloudError
 from mlxsparse.io.points import check_output, read_points, write_labels
+from mlxsparse.tasks.data import choose_settings, labels_of
 
 
 def read(tmp_path, text):
@@ -136,3 +137,26 @@ def test_names_of_a_pcd_that_begin_as_padding_does(tmp_path):
     write_labels(cloud, np.array([5]), tmp_path / "b.pcd")
     written = (tmp_path / "b.pcd").read_text()
     assert "FIELDS x y z _ _1 _w _ label" in written and written.endswith("1 2 3 0 0 0 0 8 9 0 0 5\n")
+
+
+def test_arrays_of_an_input_or_class_that_have_another_length_are_told_of(tmp_path):
+    points, path = np.zeros((6, 3)), str(tmp_path / "a.npz")
+    odd = {"label": np.zeros(2, int), "intensity": np.ones(5, "f4"), "poses": np.eye(4)}
+    np.savez(path, points=points, **odd, red=np.ones(6))
+    said = "label (int64, shape (2,)), intensity (float32, shape (5,))"
+    with pytest.warns(UserWarning) as told:
+        cloud = read_points(path)
+    assert len(told) == 1 and told[0].filename == __file__
+    assert str(told[0].message) == f"{path!r}: left out, not one value for each of its 6 points: {said}"
+    assert cloud.details["left out"] == said and set(cloud.fields) == {"x", "y", "z", "red"}
+    with pytest.raises(PointCloudError, match=r"left out, not one value .* of 6 points: label \(int64"):
+        labels_of(cloud)
+    cloud.fields["class"] = np.arange(6) % 2
+    with pytest.raises(PointCloudError, match=r"no field 'intensity' .* intensity \(float32, shape \(5,\)\)"):
+        choose_settings([cloud], fields=["intensity"])
+
+
+@pytest.mark.filterwarnings("error")
+def test_other_arrays_and_names_of_classes_are_not_told_of(tmp_path):
+    np.savez(tmp_path / "a.npz", points=np.zeros((6, 3)), labels=np.array(["car", "tree"]), poses=np.eye(4))
+    assert "left out" not in read_points(tmp_path / "a.npz").details
