@@ -70,9 +70,9 @@ class CoordinateManager:
         """Key of (capacity, 4) int32 coordinates (batch, x, y, z), in units of the own lattice.
 
         Rows at and past `active_rows`, an integer or a scalar array, are padding. Validation builds the
-        sorted index, which the first kernel map then reuses. Raises ShapeError, DTypeError, CoordinateRangeError (batch < 0
-        or >= batch_size, a coordinate at or past +-2**30, a site outside `spatial_shape`) and
-        DuplicateCoordinatesError.
+        sorted index, which the first kernel map then reuses. Raises ShapeError, DTypeError,
+        CoordinateRangeError (batch < 0 or >= batch_size, a coordinate at or past +-2**30, a site outside
+        `spatial_shape`) and DuplicateCoordinatesError.
         """
         mode = executor()
         array = check_coordinates(coords)
