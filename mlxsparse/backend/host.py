@@ -305,8 +305,9 @@ def parallel(
             with np.errstate(**_SILENT):
                 work(task)
 
+    pool = _get_pool()  # here: `_apart` leaves this thread one core, which threads made by it would keep
     with control, _apart():
-        helpers = [_get_pool().submit(drain) for _ in range(workers - 1)]
+        helpers = [pool.submit(drain) for _ in range(workers - 1)]
         try:
             drain()
         finally:
@@ -319,11 +320,16 @@ def _get_pool() -> ThreadPoolExecutor:
     global _pool
     with _pool_lock:
         if _pool is None:
+            number = max(1, num_threads() - 1)
             _pool = ThreadPoolExecutor(
-                max(1, num_threads() - 1),
+                number,
                 thread_name_prefix="mlxsparse",
                 initializer=lambda: _worker_ids.append(threading.get_native_id()),
             )
+            here = threading.Barrier(number + 1)
+            for _ in range(number):  # all start now
+                _pool.submit(here.wait)
+            here.wait()
         return _pool
 
 

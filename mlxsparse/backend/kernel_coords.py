@@ -303,6 +303,12 @@ def floor_divide(c: mx.array, stride: Triple) -> mx.array:
     return mx.where(c - quotient * s < 0, quotient - 1, quotient)
 
 
+def inside(places: mx.array, low: Triple, high: Triple) -> mx.array:
+    """(N,) bool: whether low <= place < high; (N, 3) places in (-2^30, 2^30), corners may lie anywhere."""
+    ends = [[min(max(c, -(2**30)), 2**30) for c in corner] for corner in (low, high)]
+    return ((places >= mx.array(ends[0], mx.int32)) & (places < mx.array(ends[1], mx.int32))).all(axis=1)
+
+
 def touched(
     coords: mx.array, size: Triple, stride: Triple, padding: Triple, dilation: Triple, bounds: Triple | None
 ) -> mx.array:

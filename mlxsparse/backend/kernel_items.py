@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import mlx.core as mx
 
 from .kernel_rows import PIECE, Segments, segment_reduce, segments
@@ -31,14 +33,18 @@ def reduce_items(x: mx.array, items: Segments, mode: str) -> tuple[mx.array, mx.
     if x.size == 0 or size == 0:
         shape = (size, x.shape[1])
         return filled(shape, 0, mx.float32), filled(shape, -1, mx.int32)
-    # Pieces end at every PIECE-th place and where an item ends; an item is some pieces, then.
+    # Pieces end at every PIECE-th place and where an item ends; an item is some pieces, then. Where both are
+    # one a piece is empty: the last of the item before, as a maximum is taken from the first of equals.
     cuts = mx.sort(mx.concatenate([PIECE * numbers(blocks(n, PIECE)), items.ptr]))
-    first = (items.ptr + (PIECE - 1)) // PIECE + numbers(size + 1)
+    first = items.ptr // PIECE + 1 + numbers(size + 1)
     y, winner = segment_reduce(x, Segments(items.order, items.order, cuts), kind)
+    if kind == "max":
+        y = mx.where(winner < 0, -math.inf, y)
     every = numbers(y.shape[0])
     total, piece = segment_reduce(y, Segments(every, every, first), kind)
     if mode == "mean":
         total = total / mx.maximum(items.counts, 1).astype(mx.float32)[:, None]
     if kind == "sum":
         return total, filled(total.shape, -1, mx.int32)
-    return total, mx.where(piece < 0, -1, mx.take_along_axis(winner, mx.maximum(piece, 0), axis=0))
+    row = mx.where(piece < 0, -1, mx.take_along_axis(winner, mx.maximum(piece, 0), axis=0))
+    return mx.where(row < 0, 0, total), row

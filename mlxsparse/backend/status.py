@@ -10,6 +10,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import mlx.core as mx
 
@@ -50,18 +51,23 @@ def combined(first: mx.array, *others: mx.array) -> mx.array:
 
 
 # What was combined into a status that lives: a network asks for the same again at every layer.
-_parts: dict[int, tuple[weakref.ref[mx.array], list[mx.array]]] = {}
+_Part: TypeAlias = "weakref.ref[mx.array]"
+_parts: dict[int, tuple[_Part, dict[int, _Part]]] = {}
 
 
 def _holds(whole: mx.array, part: mx.array) -> bool:
     known = _parts.get(id(whole))
-    return known is not None and any(one is part for one in known[1])
+    held = None if known is None else known[1].get(id(part))
+    return held is not None and held() is part
 
 
 def _joined(a: mx.array, b: mx.array) -> mx.array:
     made = _first(a, b)
     name = id(made)
-    parts = [a, b, *(one for whole in (a, b) if id(whole) in _parts for one in _parts[id(whole)][1])]
+    parts = {id(one): weakref.ref(one) for one in (a, b)}
+    for whole in (a, b):
+        if id(whole) in _parts:
+            parts |= {known: one for known, one in _parts[id(whole)][1].items() if one() is not None}
     _parts[name] = weakref.ref(made, lambda _: _parts.pop(name, None)), parts
     return made
 

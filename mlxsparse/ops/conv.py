@@ -7,6 +7,7 @@ bfloat16 accumulate in float32. An output that no active input reaches holds the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -15,13 +16,21 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.autodiff import asked, traced, watched
+from ..backend.status import raise_for
 from ..coords import CoordinateMapKey, Kernel, KernelMap
 from ..coords.geometry import Triple, TripleLike, divide, multiply, whole
 from ..engine import conv_kernel, finish, origin
 from ..engine.device_map import DeviceMap
 from ..engine.gather_gemm import convolve
 from ..engine.neighbors import TapPairs
-from ..errors import DTypeError, IdentityError, MLXSparseError, ShapeError, StrideError
+from ..errors import (
+    DTypeError,
+    IdentityError,
+    MLXSparseError,
+    ShapeError,
+    StrideError,
+    TracedOnHostError,
+)
 from ..tensor import SparseTensor
 from .check import check_groups, check_tensor
 
@@ -169,7 +178,9 @@ def coverage(
 ) -> mx.array:
     """How many outputs read each input row of such a convolution or pooling: (capacity,) int32.
 
-    Rows with 0 are inputs that no tap reaches, possible with "parents", `out` or a spatial_shape.
+    Rows with 0 are inputs that no tap reaches, possible with "parents", `out` or a spatial_shape. The sites
+    are of this call alone, so that their CapacityError or CoordinateRangeError is raised here, and in a trace
+    with the status of what mlxsparse.compile returns.
     """
     from ..backend.host import to_mlx
 
@@ -178,6 +189,8 @@ def coverage(
     key = output_key(x, kernel, support, out, capacity)
     found = x.manager.kernel_map(x.key, key, kernel)
     if isinstance(found.relation, DeviceMap):
+        with contextlib.suppress(TracedOnHostError):
+            raise_for(key.status)
         return found.relation.transposed().counts()
     return to_mlx(np.bincount(found.in_rows, minlength=x.capacity).astype(np.int32))
 

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend import host
+from ..backend.kernel_coords import inside
 from ..coords import CoordinateMapKey, static
 from ..coords.checks import check_coordinates
 from ..coords.geometry import Triple, whole
@@ -46,9 +47,7 @@ def crop(x: SparseTensor, lo: Any, hi: Any) -> SparseTensor:
     if np.any(low > high):
         raise ShapeError(f"crop: lo must be at most hi on every axis, got lo={lo!r}, hi={hi!r}")
     if x.key.static:
-        place = x.key.coords[:, 1:]
-        inside = (place >= mx.array(low, mx.int32)) & (place < mx.array(high, mx.int32))
-        return _take_flagged(x, inside.all(axis=1))
+        return _take_flagged(x, inside(x.key.coords[:, 1:], low, high))
     sites = host.view(x.key.coords)[: x.key.count, 1:]
     return take_sites(x, np.flatnonzero(((sites >= low) & (sites < high)).all(axis=1)))
 

@@ -86,9 +86,10 @@ def upsample_trilinear(x: SparseTensor, scale: TripleLike, *, out: Target | None
 def _interpolated(x: SparseTensor, key: CoordinateMapKey, kernel: Kernel) -> mx.array:
     """upsample_trilinear on the device, reading nothing."""
     scale = mx.array(kernel.stride, mx.int32)
-    place = 2 * key.coords[:, 1:] + (1 - scale)
-    low = floor_divide(place, (2 * kernel.stride[0], 2 * kernel.stride[1], 2 * kernel.stride[2]))
-    part = (place - 2 * scale * low).astype(mx.float32) / (2 * scale).astype(mx.float32)
+    site = floor_divide(key.coords[:, 1:], kernel.stride)
+    past = 2 * (key.coords[:, 1:] - site * scale) + 1 - scale  # its centre, in halves of a fine site
+    low = mx.where(past < 0, site - 1, site)
+    part = mx.where(past < 0, past + scale + scale, past).astype(mx.float32) / (2 * scale.astype(mx.float32))
     rows, weights = [], []
     for corner in np.ndindex(2, 2, 2):
         step = mx.array(corner, mx.int32)

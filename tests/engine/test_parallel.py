@@ -180,6 +180,22 @@ def test_threads_may_run_everywhere_again_after_a_region(monkeypatch):
     assert os.sched_getaffinity(0) == before
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no placement of threads on this system")
+def test_the_pool_has_a_thread_for_each_core(monkeypatch):
+    """Made in the first region, whose thread is kept on one core, it had one for good."""
+    placed = {}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda of: placed.get(of, set(range(4))))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda of, cores: placed.update({of: set(cores)}))
+    monkeypatch.delenv("MLXSPARSE_THREADS", raising=False)
+    monkeypatch.setattr(host, "_pool", None)
+    monkeypatch.setattr(host, "_worker_ids", [])
+    meet = threading.Barrier(4)
+    host.parallel(lambda _: meet.wait(60), 4)  # all four at once
+    assert len(host._worker_ids) == 3 and placed[0] == set(range(4))
+    assert all(placed[worker] < set(range(4)) for worker in host._worker_ids)
+    host._get_pool().shutdown()
+
+
 def test_scratch_is_not_lent_twice():
     host.clear_scratch()
     a = host.scratch(1 << 20, np.int32)
