@@ -120,11 +120,13 @@ class MaskSpec:
 
     Args:
         kind: "full" (all of them), "tile" (those in the same spatial tile), "sparse" (what `mask` says).
-        tile_h, tile_w: size of a tile with two spatial axes.
-        tile_shape: size of a tile with any number of spatial axes; an int stands for all three of voxels.
-        shift: a voxel is in the tile floor((coordinate + shift) / tile_shape), as in ops.window_attention.
+        tile_h, tile_w: for "tile", the size with two spatial axes.
+        tile_shape: the same with any number of spatial axes; an int stands for all three of voxels.
+        shift: for "tile" over voxels: a voxel is in the tile floor((coordinate + shift) / tile_shape), as in
+            ops.window_attention.
         mask: for "sparse", bool: one entry per position of the source region's box (True sees the whole
-            target), or a matrix source x target. Without it "sparse" means "full".
+            target), or a matrix source x target. Without it "sparse" means "full" over a canvas, as in
+            canvas-engineering; over voxels it is refused.
 
     Frozen; equal and hashed by content. MLXSparseError, ShapeError and DTypeError for what does not go
     together.
@@ -150,6 +152,11 @@ class MaskSpec:
             sides: Any = (shape,) * 3 if isinstance(shape, (int, np.integer)) else shape
             object.__setattr__(self, "tile_shape", whole_numbers("tile_shape", sides, 1))
         object.__setattr__(self, "shift", triple(self.shift, "shift"))
+        if self.kind != "tile":
+            defaults = {"tile_h": 1, "tile_w": 1, "tile_shape": None, "shift": (0, 0, 0)}
+            for name, default in defaults.items():
+                if getattr(self, name) != default:
+                    raise MLXSparseError(f'{name} needs kind="tile", got {self.kind!r}')
         if self.mask is None:
             return
         if self.kind != "sparse":

@@ -154,8 +154,13 @@ class VoxelLayout:
         source, target = self._member[item.src], self._member[item.dst]
         if spec.kind == "tile":
             return self._tiles(item, source, target, spec, fallback)
-        if spec.mask is None:
+        if spec.kind == "full":
             return [self._all(source, target)]
+        if spec.mask is None:
+            raise MLXSparseError(
+                f'"sparse" of {item.src!r} -> {item.dst!r} has no mask: pass MaskSpec("sparse", mask=...), '
+                'or MaskSpec("full") for all of the target'
+            )
         mask: np.ndarray = spec.mask
         if mask.ndim == 2:
             return [self._matrix(item, source, target, mask)]

@@ -371,6 +371,7 @@ def compile_mask(mask, src="box"):
         (lambda: L.compile([], fallback="zero"), MLXSparseError, "fallback"),
         (lambda: L.compile([], block=0), ShapeError, "block"),
         (lambda: L.compile(Connection("all", "all", MaskSpec("tile", tile_h=2))), ShapeError, "tile_shape="),
+        (lambda: compile_mask(None), MLXSparseError, "'box' -> 'all' has no mask"),
         (lambda: compile_mask(np.ones((2, 3, 5), bool)), ShapeError, "'box' -> 'all'"),
         (lambda: compile_mask(np.ones((1, 2, 3, 4), bool)), ShapeError, "'box' -> 'all'"),
         (lambda: compile_mask(np.ones((3, 2), bool)), ShapeError, "pair of voxels"),
