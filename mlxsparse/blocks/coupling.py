@@ -9,9 +9,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..errors import CouplingError, MLXSparseError
+from ..errors import CouplingError, MLXSparseError, ShapeError
 from .base import Params, SparseBlock
-from .layout import Shape, unblock
+from .layout import Shape, integers, unblock
 from .spec import BlockSpec
 
 
@@ -121,7 +121,10 @@ def check_orders(orders: Sequence[Sequence[int]], ranks: Sequence[int]) -> tuple
     """One permutation of the axes a member, the identity for ()."""
     if len(orders) not in (0, len(ranks)):
         raise CouplingError(f"orders must be () or one for each of {len(ranks)} members, got {len(orders)}")
-    given = [tuple(int(a) for a in order) for order in orders] or [()] * len(ranks)
+    try:
+        given = [integers(order, "order") for order in orders] or [()] * len(ranks)
+    except ShapeError as problem:
+        raise CouplingError(str(problem)) from None
     full = tuple(order or tuple(range(rank)) for order, rank in zip(given, ranks))
     for order, rank in zip(full, ranks):
         if sorted(order) != list(range(rank)):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 
@@ -12,12 +14,31 @@ from ..errors import DTypeError, ShapeError
 Shape = tuple[int, ...]
 
 
-def full_shape(block: Sequence[int], shape: Shape, what: str) -> Shape:
-    """`block` with () as ones and -1 as a whole axis; ShapeError unless it divides `shape`.
+def integer(value: Any, what: str) -> int:
+    """`value` as an int; ShapeError where it is none: int() would make 2 of 2.5 unseen.
 
-    `what` names the argument in the message.
+    `what` names the argument in the message, here and below.
     """
-    sizes = tuple(int(b) for b in block) or (1,) * len(shape)
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise ShapeError(f"{what} must be an integer, got {value!r}") from None
+
+
+def integers(values: Any, what: str) -> Shape:
+    """A sequence of integers as a tuple; ShapeError else."""
+    try:
+        items = tuple(values)
+    except TypeError:
+        raise ShapeError(f"{what} must be a sequence of integers, got {values!r}") from None
+    return tuple(integer(v, what) for v in items)
+
+
+def full_shape(block: Sequence[int], shape: Shape, what: str) -> Shape:
+    """`block` with () as ones and -1 as a whole axis; ShapeError unless it divides `shape`."""
+    sizes = integers(block, what) or (1,) * len(shape)
     if len(sizes) != len(shape):
         raise ShapeError(f"{what} {tuple(block)} has {len(sizes)} axes, {shape} has {len(shape)}")
     sizes = tuple(n if b == -1 else b for n, b in zip(shape, sizes))
@@ -64,7 +85,7 @@ def broadcast_block_to_element(v: mx.array, block: Sequence[int], fake: bool = F
 
     fake: (B0, 1, B1, 1, ..), which broadcasts against ``block_view_of(t, block, reorder=False)``.
     """
-    sizes = tuple(int(b) for b in block) or (1,) * v.ndim
+    sizes = integers(block, "block") or (1,) * v.ndim
     if len(sizes) != v.ndim or min(sizes, default=1) < 1:
         raise ShapeError(f"block {tuple(block)} does not fit values of shape {tuple(v.shape)}")
     thin = v.reshape([n for size in v.shape for n in (size, 1)])

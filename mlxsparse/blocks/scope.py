@@ -233,10 +233,10 @@ class ScopeSpec(_Scope):
         self.block: SparseBlock = BlockSpec(block) if isinstance(block, View) else block
         if not isinstance(self.block, SparseBlock):
             raise MLXSparseError(f"block must be a SparseBlock or a View, got {type(block).__name__}")
-        grid = self.block.grid_shape
-        if len(shape) > len(grid):
-            raise ShapeError(f"scope shape {tuple(shape)} has more axes than the block grid {grid}")
-        padded = (*shape, *(-1,) * (len(grid) - len(shape)))
+        grid, sizes = self.block.grid_shape, layout.integers(shape, "scope shape")
+        if len(sizes) > len(grid):
+            raise ShapeError(f"scope shape {sizes} has more axes than the block grid {grid}")
+        padded = (*sizes, *(-1,) * (len(grid) - len(sizes)))
         self.scope_shape = layout.full_shape(padded, grid, "scope shape")
         self.name = name or self.block.name
 

@@ -7,7 +7,6 @@ tie together, over convolutions, norms, biases and the layers that read them. Bl
 from __future__ import annotations
 
 import math
-import operator
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from ..tensor import SparseTensor
 from .coupling import BlockCoupling, overlap
 from .flow import LINEAR, example, runs_without, trace
 from .labels import Flow, Use
+from .layout import integers
 from .param import ParamRef
 from .scope import ScopeCoupling, ScopeSpec
 from .spec import BlockSpec
@@ -105,8 +105,8 @@ def targets(
 def check_block(block: Sequence[int]) -> tuple[int, int]:
     """`block` as (output, input) channels; MLXSparseError unless two numbers of at least 1."""
     try:
-        out, into = (operator.index(n) for n in block)
-    except (TypeError, ValueError):
+        out, into = integers(block, "block")
+    except ValueError:  # of others, and of another number of them
         raise MLXSparseError(
             f"block must be two whole numbers, (output, input) channels, got {block!r}"
         ) from None

@@ -42,13 +42,14 @@ class View:
         self.param = _slot_of(param)
         if shape is None and stride is None:
             shape = self.param.shape if base is None else base.shape
-            stride = row_major(tuple(shape)) if base is None else base.stride
+            stride = None if base is None else base.stride
             offset = base.offset if base is not None and offset is None else offset
         elif shape is None:
             raise ShapeError("stride without shape: give both, or neither for the whole parameter")
-        sizes = tuple(int(n) for n in shape)
-        steps = row_major(sizes) if stride is None else tuple(int(s) for s in stride)
-        self.strides: Strides = Strides(sizes, steps, int(offset or 0), self.param.shape)
+        sizes = layout.integers(shape, "shape")
+        steps = row_major(sizes) if stride is None else layout.integers(stride, "stride")
+        start = 0 if offset is None else layout.integer(offset, "offset")
+        self.strides: Strides = Strides(sizes, steps, start, self.param.shape)
 
     @classmethod
     def of(

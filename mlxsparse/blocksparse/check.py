@@ -16,7 +16,10 @@ PATHS = (None, "blocks", "dense")
 
 
 def whole_number(name: str, value: Any, least: int = 0) -> int:
+    """An int of at least `least`; DTypeError for no integer, a bool included, ShapeError for a small one."""
     try:
+        if isinstance(value, bool):
+            raise TypeError
         number = operator.index(value)
     except TypeError:
         raise DTypeError(f"{name} must be integers, got {value!r}") from None

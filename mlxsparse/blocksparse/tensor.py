@@ -10,7 +10,7 @@ import numpy as np
 
 from ..engine import block_matmul
 from ..engine.rows import take_rows
-from ..errors import IdentityError
+from ..errors import DTypeError, IdentityError, MLXSparseError, ShapeError
 from .check import check_float, check_shape
 from .layout import BlockLayout, check_layout
 
@@ -32,11 +32,22 @@ def unpack(values: mx.array, layout: BlockLayout, fill: float = 0.0) -> mx.array
 
 
 def carry(values: mx.array, gather_idx: np.ndarray, fill: float = 0.0) -> mx.array:
-    """Values on an updated layout: (Z, nnz, br, bc) -> (Z, len(gather_idx), br, bc); `fill` if new."""
+    """Values on an updated layout: (Z, nnz, br, bc) -> (Z, len(gather_idx), br, bc); `fill` if new.
+
+    gather_idx: (n,) integers in [-1, nnz), -1 for new blocks, as BlockLayout.update gives them. Raises
+    ShapeError, DTypeError and MLXSparseError.
+    """
     check_float("values", values)
     check_shape("values", values, (None,) * 4, "")
     z, nnz, br, bc = values.shape
-    rows = np.asarray(gather_idx, np.int32)
+    rows = np.asarray(gather_idx)
+    if rows.ndim != 1:
+        raise ShapeError(f"gather_idx has shape {rows.shape}, wanted (n,)")
+    if rows.size and rows.dtype.kind not in "iu":
+        raise DTypeError(f"gather_idx is {rows.dtype}, wanted integers")
+    if rows.size and (rows.min() < -1 or rows.max() >= nnz):
+        raise MLXSparseError(f"gather_idx reaches from {rows.min()} to {rows.max()}, wanted [-1, {nnz})")
+    rows = rows.astype(np.int32)
     every = (np.arange(z, dtype=np.int32)[:, None] * nnz + rows).astype(np.int32)
     moved = take_rows(
         values.reshape(z * nnz, br * bc), np.where(rows < 0, -1, every).astype(np.int32).reshape(-1), fill

@@ -76,7 +76,7 @@ def test_shapes_and_names():
         spec.param == view.param and spec == BlockSpec(View(view), (1, -1), "rows") and "rows" in repr(spec)
     )
     assert spec.expand_block_tensor(mx.ones(4)).shape == (4, 1)
-    for wrong in ((3, 2), (4,), (0, 1), (-2, 1)):
+    for wrong in ((3, 2), (4,), (0, 1), (-2, 1), (1.5, 2), 2):
         with pytest.raises(ShapeError, match="block shape"):
             BlockSpec(view, wrong)
     with pytest.raises(ShapeError):
@@ -225,6 +225,8 @@ def test_couplings_that_do_not_fit_are_refused():
         ([rows, other], [(0, 0), ()], "permutation"),
         ([rows, other], [(0, 1)], "one for each"),
         ([rows, other], [(0, 1, 2), ()], "permutation"),
+        ([rows, other], [(0.9, 1.9), ()], "order must be an integer, got 0.9"),
+        ([rows, other], [0, 1], "order must be a sequence"),
     ]:
         with pytest.raises(CouplingError, match=text):
             BlockCoupling(specs, orders)
@@ -333,7 +335,7 @@ def test_scope_errors_come_before_writes():
     for call in calls:
         with pytest.raises(MLXSparseError):
             call()
-    for wrong in ((3,), (2, 2, 2), (0,)):
+    for wrong in ((3,), (2, 2, 2), (0,), (1.5,), 2):
         with pytest.raises(ShapeError):
             ScopeSpec(BlockSpec(view, (1, 2)), wrong)
     with pytest.raises(MLXSparseError, match="SparseBlock"):

@@ -265,6 +265,30 @@ def test_a_view_of_a_view_with_a_shape_is_one_of_the_parameter():
     assert View(window, (2, 2), (6, 1), offset=7) == window
 
 
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda p: View(p, (2.9, 4)), "shape must be an integer, got 2.9"),
+        (lambda p: View(p, ("2", 4)), "shape must be an integer"),
+        (lambda p: View(p, 4), "shape must be a sequence"),
+        (lambda p: View(p, (2, 4), (1.9, 1)), "stride must be an integer, got 1.9"),
+        (lambda p: View(p, (2, 4), offset=2.5), "offset must be an integer, got 2.5"),
+        (lambda p: View(p, (2, 4), offset=True), "offset must be an integer, got True"),
+        (lambda p: View(p).apply_mask(mx.zeros((1, 1), mx.bool_), (4.5, 6)), "block must be an integer"),
+        (lambda p: View.block_view_of(p, (2.5, 6)), "block must be an integer, got 2.5"),
+        (lambda p: View.broadcast_block_to_element(p, (True, 2)), "block must be an integer, got True"),
+    ],
+)
+def test_what_is_no_integer_is_not_cut_to_one(call, words):
+    with pytest.raises(ShapeError, match=words):
+        call(mx.zeros((4, 6)))
+
+
+def test_integers_of_numpy_are_integers():
+    view = View(mx.zeros((4, 6)), np.array([2, 4]), (np.int64(6), np.uint8(1)), offset=np.int32(1))
+    assert view == View(view, (2, 4), (6, 1), offset=1) and type(view.offset) is type(view.shape[0]) is int
+
+
 def test_writing_casts_to_the_parameter():
     view = View(mx.zeros((2, 2), mx.bfloat16))
     view.data = np.array([[1.5, 2], [3, 4]])
