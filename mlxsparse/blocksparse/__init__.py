@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from .attention import block_sparse_attention
-from .layout import BlockLayout, segment_ids
+from .layout import BlockLayout
 from .matmul import SparseMatMul, dds, dsd, sdd
 from .modules import BlockSparseLinear, SparseMultiheadAttention
 from .patterns import BigBird, BSLongformer, Dense, Fixed, LocalWindow, Strided, Variable
+from .sequences import segment_ids
 from .softmax import SparseSoftmax, sparse_softmax
 from .tensor import BlockSparseTensor, carry, pack, unpack
 from .voxel_patterns import Neighbor3d, VoxelWindow

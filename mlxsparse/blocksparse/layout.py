@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 
 from ..engine.block_index import BlockIndex
 from ..errors import CoordinateRangeError, DTypeError, MLXSparseError, ShapeError
 from .check import as_mask, block_pair, whole_number, whole_numbers
+from .sequences import check_cu_seqlens, intervals, ranges
 
 MAX_BLOCKS = 2**31 - 1
 
@@ -140,38 +140,64 @@ class BlockLayout:
             raise ShapeError(f"cu_seqlens has {len(q) - 1} sequences, cu_seqlens_k has {len(k) - 1}")
         size = block_pair(block)
         shape, grid = _grid((int(q[-1]), int(k[-1])), size, heads)
-        live = np.flatnonzero((np.diff(q) > 0) & (np.diff(k) > 0))
-        # Rows of blocks each sequence touches: the intervals of columns of one block row may only overlap at
-        # their ends, since sequences ascend.
-        top, bottom = q[live] // size[0], -(-q[live + 1] // size[0])
-        left, right = k[live] // size[1], -(-k[live + 1] // size[1])
-        rows = _ranges(top, bottom)
-        owner = np.repeat(np.arange(len(live)), bottom - top)
-        lo, hi = left[owner], right[owner]
-        same = np.zeros(len(rows), bool)
-        same[1:] = rows[1:] == rows[:-1]
-        lo = np.where(same, np.maximum(lo, np.concatenate(([0], hi[:-1]))[: len(lo)]), lo)
-        hi = np.maximum(hi, lo)
+        rows, lo, hi = intervals(q, k, size)
         total = int((hi - lo).sum()) * heads
         if total > MAX_BLOCKS:
             raise MLXSparseError(f"{total} blocks pass {MAX_BLOCKS}; use larger blocks")
-        key = np.repeat(rows, hi - lo) * grid[2] + _ranges(lo, hi)
+        key = np.repeat(rows, hi - lo) * grid[2] + ranges(lo, hi)
         if heads > 1:
             key = (np.arange(heads)[:, None] * (grid[1] * grid[2]) + key).reshape(-1)
         return cls._of(grid, size, shape, key)
 
     @classmethod
-    def from_spec(cls, spec: Any, keep: Any) -> BlockLayout:
-        """Blocks that a two-dimensional block spec keeps.
+    def from_spec(cls, spec: Any, keep: Any) -> Any:
+        """Blocks that a two-dimensional block spec keeps; of a coupling {spec: layout} for each spec in it.
 
-        spec: has grid_shape (R, C), block_shape (br, bc) and view.shape (M, N). keep: bool (R, C).
+        spec: a BlockSpec, which has grid_shape (R, C), block_shape (br, bc) and view.shape (M, N), or a
+        BlockCoupling of such. keep: bool (R, C), a value for each block of `spec`; where a coupling turns the
+        grid of one of its specs, the layout is that of the spec as it lies. Raises DTypeError and ShapeError.
         """
+        # Couplings of scopes have orders, too, but no blocks of their own.
+        coupled = hasattr(spec, "orders") and hasattr(spec, "block_numel")
+        if not coupled and not (hasattr(spec, "block_shape") and hasattr(spec, "view")):
+            raise DTypeError(f"spec is a {type(spec).__name__}, wanted a BlockSpec or a BlockCoupling")
         mask = as_mask("keep", keep)
         if len(spec.grid_shape) != 2 or mask.shape != tuple(spec.grid_shape):
             raise ShapeError(
                 f"keep has shape {mask.shape}, wanted the grid {tuple(spec.grid_shape)}, two axes"
             )
-        return cls(mask, tuple(spec.block_shape), shape=tuple(spec.view.shape))
+        if not coupled:
+            return cls(mask, tuple(spec.block_shape), shape=tuple(spec.view.shape))
+        turned = ((one, mask.transpose(np.argsort(order))) for one, order in zip(spec.specs(), spec.orders))
+        return {one: cls.from_spec(one, kept) for one, kept in turned}
+
+    @classmethod
+    def from_maskspec(
+        cls,
+        mask_spec: Any,
+        layout: Any,
+        src: str,
+        dst: str,
+        block: int | Sequence[int],
+        *,
+        fallback: str = "full",
+    ) -> BlockLayout:
+        """Blocks of a canvas's N positions (N, N) that hold a pair of `masks.mask_to_index_pairs`.
+
+        mask_spec, layout (a CanvasLayout), src, dst and fallback are those of mask_to_index_pairs. Attention
+        over the layout alone lets a block's other positions in; `masks.AttentionDispatcher` is exact. Voxels
+        need an order of rows as well: VoxelLayout.compile. Raises DTypeError, ShapeError and MLXSparseError.
+        """
+        if not hasattr(layout, "index_pairs"):
+            raise DTypeError(
+                f"layout is a {type(layout).__name__}, wanted a CanvasLayout; over voxels use "
+                "VoxelLayout.compile(Connection(src, dst, mask_spec))"
+            )
+        n, size = layout.num_positions, block_pair(block)
+        mask = np.zeros([-(-n // side) for side in size], bool)
+        for pair in layout.index_pairs(mask_spec, src, dst, fallback=fallback):
+            mask[np.ix_(*(np.unique(np.array(at) // side) for at, side in zip(pair, size)))] = True
+        return cls(mask, size, shape=(n, n))
 
     # ------------------------------------------------------------ description
 
@@ -353,28 +379,3 @@ def _grid(
         raise ShapeError(f"shape must be (M, N), got {size}")
     m, n = size
     return (m, n), (whole_number("heads", heads), -(-m // block[0]), -(-n // block[1]))
-
-
-def _ranges(first: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """first[0], .. last[0] - 1, first[1], .. last[1] - 1, .."""
-    length = last - first
-    start = np.repeat(first - np.concatenate(([0], np.cumsum(length)[:-1]))[: len(first)], length)
-    return start + np.arange(len(start))
-
-
-def check_cu_seqlens(name: str, value: Any) -> np.ndarray:
-    ends = np.asarray(value)
-    if ends.ndim != 1 or len(ends) < 1:
-        raise ShapeError(f"{name} has shape {ends.shape}, wanted (B + 1,)")
-    if ends.dtype.kind not in "iu":
-        raise DTypeError(f"{name} is {ends.dtype}, wanted integers")
-    ends = ends.astype(np.int64)
-    if ends[0] != 0 or (np.diff(ends) < 0).any():
-        raise MLXSparseError(f"{name} must start at 0 and not descend, got {ends[:8].tolist()}...")
-    return ends
-
-
-def segment_ids(cu_seqlens: Any) -> mx.array:
-    """(N,) int32: the sequence of each position; cu_seqlens int (B + 1,)."""
-    ends = check_cu_seqlens("cu_seqlens", cu_seqlens)
-    return mx.array(np.repeat(np.arange(len(ends) - 1, dtype=np.int32), np.diff(ends)))

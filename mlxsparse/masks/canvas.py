@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..blocksparse.check import whole_number, whole_numbers
-from ..errors import CoordinateRangeError, MLXSparseError, ShapeError
+from ..errors import CoordinateRangeError, DTypeError, MLXSparseError, ShapeError
 from .cover import rect_cover
 from .spec import MaskSpec, Rect, RegionSpec, as_rect
 
@@ -133,6 +133,12 @@ class CanvasLayout:
             found = found[..., None] * size + np.arange(lo, hi)
         return found.reshape(-1)
 
+    def index_pairs(
+        self, mask_spec: MaskSpec, src: str, dst: str, *, fallback: str = "full"
+    ) -> list[Pair]:
+        """`mask_to_index_pairs` of this layout."""
+        return mask_to_index_pairs(mask_spec, self, src, dst, fallback=fallback)
+
     def __repr__(self) -> str:
         return f"CanvasLayout(shape={self.shape}, regions={list(self.regions)})"
 
@@ -148,9 +154,11 @@ def mask_to_index_pairs(
     "sparse" gives one pair without a mask, one per box of `rect_cover` for a mask of the source region's
     shape, and one per distinct row for a matrix source x target; rows without a key are left out. A query
     that is left out is none of this connection's: write_mode="replace" lets it keep its earlier keys
-    (VoxelLayout.compile takes them away).
+    (VoxelLayout.compile takes them away). As blocks: BlockLayout.from_maskspec.
     """
     check_fallback(fallback)
+    if not isinstance(mask_spec, MaskSpec):
+        raise DTypeError(f"mask_spec is a {type(mask_spec).__name__}, wanted a MaskSpec")
     source, target = layout.bounds(src), layout.bounds(dst)
     if mask_spec.kind == "tile":
         return _tile_pairs(mask_spec, layout, (src, source), (dst, target), fallback)

@@ -8,12 +8,14 @@ import time
 from types import SimpleNamespace
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import mlxsparse as ms
+from mlxsparse.blocks import BlockCoupling, BlockSpec, ScopeCoupling, ScopeSpec, View
 from mlxsparse.blocksparse import BlockLayout, BlockSparseTensor, carry, pack, segment_ids, unpack
 from mlxsparse.errors import (
     CoordinateRangeError,
@@ -140,6 +142,37 @@ def test_from_spec_reads_a_two_dimensional_spec():
     assert BlockLayout.from_spec(spec, keep) == BlockLayout(keep, (4, 2), shape=(8, 6))
     with pytest.raises(ShapeError, match="keep"):
         BlockLayout.from_spec(spec, keep.T)
+
+
+def test_from_spec_of_a_coupling_turns_what_is_kept():
+    one, other = nn.Linear(6, 4), nn.Linear(8, 9)
+    specs = [BlockSpec(View((one, "weight")), (2, 2)), BlockSpec(View((other, "weight")), (3, 4))]
+    keep = mx.array([[True, False, False], [False, True, True]])
+    layouts = BlockLayout.from_spec(BlockCoupling(specs, [(), (1, 0)]), keep)
+    assert list(layouts) == specs
+    assert layouts[specs[0]] == BlockLayout(keep, 2, shape=(4, 6))
+    assert layouts[specs[1]] == BlockLayout(keep.T, (3, 4), shape=(9, 8))
+    turned = BlockLayout.from_spec(BlockCoupling(specs, [(1, 0), ()]), keep.T)
+    assert turned == layouts
+
+
+SPEC = BlockSpec(View(mx.zeros((4, 6))), (2, 2))
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "words"),
+    [
+        (SPEC.view, DTypeError, "spec is a View, wanted a BlockSpec or a BlockCoupling"),
+        (ScopeSpec(SPEC), DTypeError, "spec is a ScopeSpec"),
+        (ScopeCoupling([ScopeSpec(SPEC)]), DTypeError, "spec is a ScopeCoupling"),
+        (None, DTypeError, "spec is a NoneType"),
+        (BlockCoupling([SPEC], [(1, 0)]), ShapeError, r"wanted the grid \(3, 2\)"),
+        (BlockCoupling([BlockSpec(View(mx.zeros(6)))]), ShapeError, "two axes"),
+    ],
+)
+def test_from_spec_of_what_is_no_spec(spec, error, words):
+    with pytest.raises(error, match=words):
+        BlockLayout.from_spec(spec, np.ones((2, 3), bool))
 
 
 def test_layout_widened_to_heads():

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxsparse.blocksparse import BlockLayout
 from mlxsparse.errors import CoordinateRangeError, DTypeError, MLXSparseError, ShapeError
 from mlxsparse.masks import (
     AttentionDispatcher,
@@ -16,6 +17,7 @@ from mlxsparse.masks import (
     ConnectionProgram,
     MaskSpec,
     RegionSpec,
+    VoxelLayout,
     mask_to_index_pairs,
 )
 from mlxsparse.testing import oracle
@@ -34,6 +36,7 @@ LAYOUT = CanvasLayout(
     },
     t_current=2,
 )
+VOXELS = VoxelLayout(np.zeros((1, 4), np.int32), {"all": np.ones(1, bool)})
 
 
 def test_regions():
@@ -85,6 +88,36 @@ def test_pairs_full_and_sparse():
     wanted = np.zeros((60, 60), bool)
     wanted[np.ix_(*everything)] = matrix
     assert np.array_equal(oracle.allowed_of_pairs(pairs, 60), wanted)
+
+
+@pytest.mark.parametrize("block", [1, 7, (4, 16)])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        MaskSpec(),
+        MaskSpec("sparse"),
+        MaskSpec("tile", tile_h=2),
+        MaskSpec("sparse", mask=np.indices((3, 4, 2)).sum(axis=0) % 2 == 0),
+        MaskSpec("sparse", mask=np.eye(24, 12, dtype=bool)),
+        MaskSpec("sparse", mask=np.zeros((24, 12), bool)),
+    ],
+)
+def test_blocks_of_a_mask_hold_its_pairs(spec, block):
+    layout = BlockLayout.from_maskspec(spec, LAYOUT, "left", "late", block)
+    allowed = oracle.allowed_of_pairs(mask_to_index_pairs(spec, LAYOUT, "left", "late"), 60)
+    wanted = np.zeros(layout.grid[1:], bool)
+    rows, cols = np.nonzero(allowed)
+    wanted[rows // layout.block[0], cols // layout.block[1]] = True
+    assert layout == BlockLayout(wanted, block, shape=(60, 60))
+
+
+def test_blocks_of_a_mask_know_the_fallback():
+    spec = MaskSpec("tile", tile_h=1)
+    full, drop = (
+        BlockLayout.from_maskspec(spec, LAYOUT, "left", "one", 4, fallback=fallback)
+        for fallback in ("full", "drop")
+    )
+    assert full.nnz > drop.nnz == 0
 
 
 def random_program(rng):
@@ -177,6 +210,14 @@ def test_write_modes_and_triggers():
             lambda: mask_to_index_pairs(MaskSpec("tile"), LAYOUT, "all", "one", fallback="error"),
             MLXSparseError,
             "meets nothing",
+        ),
+        (lambda: mask_to_index_pairs("full", LAYOUT, "all", "one"), DTypeError, "wanted a MaskSpec"),
+        (lambda: BlockLayout.from_maskspec(MaskSpec(), LAYOUT, "all", "b", 2), MLXSparseError, "no region"),
+        (lambda: BlockLayout.from_maskspec(MaskSpec(), LAYOUT, "all", "one", 0), ShapeError, "block"),
+        (
+            lambda: BlockLayout.from_maskspec(MaskSpec(), VOXELS, "all", "all", 2),
+            DTypeError,
+            "layout is a VoxelLayout, wanted a CanvasLayout; over voxels",
         ),
         (lambda: AttentionDispatcher(LAYOUT, [Connection("all", "b")]), MLXSparseError, "no region 'b'"),
         (lambda: AttentionDispatcher(LAYOUT, 3), DTypeError, "wanted Connections"),
