@@ -97,8 +97,9 @@ def broadcast_block_to_element(v: mx.array, block: Sequence[int], fake: bool = F
 
 def check_mask(mask: mx.array, grid: Shape) -> None:
     """DTypeError unless `mask` is boolean (~ of an integer is no negation), ShapeError unless of `grid`."""
-    if not isinstance(mask, mx.array) or mask.dtype != mx.bool_:
-        got = mask.dtype if isinstance(mask, mx.array) else type(mask).__name__
-        raise DTypeError(f"mask must be an mlx array of bool, got {got}; compare it with 0 first")
+    if not isinstance(mask, mx.array):
+        raise DTypeError(f"mask must be an mlx array of bool, got {type(mask).__name__}; pass mx.array(mask)")
+    if mask.dtype != mx.bool_:
+        raise DTypeError(f"mask must be an mlx array of bool, got {mask.dtype}; compare it with 0 first")
     if tuple(mask.shape) != grid:
         raise ShapeError(f"mask must have one value a block, {grid}, got {tuple(mask.shape)}")

@@ -89,9 +89,12 @@ def checked_scale(q: mx.array, k: mx.array, v: mx.array, scale: float | None) ->
 def _kept_keys(mask: Any, z: int, n: int) -> mx.array | None:
     if mask is None:
         return None
-    if not isinstance(mask, mx.array) or mask.dtype != mx.bool_:
-        kind = mask.dtype if isinstance(mask, mx.array) else type(mask).__name__
-        raise DTypeError(f"key_padding_mask is {kind}, wanted a bool array, True for keys that count")
+    if not isinstance(mask, mx.array):
+        raise DTypeError(f"key_padding_mask is a {type(mask).__name__}, wanted an MLX array: mx.array(...)")
+    if mask.dtype != mx.bool_:
+        raise DTypeError(
+            f"key_padding_mask is {mask.dtype}, wanted a bool array, True for keys that count; use mask != 0"
+        )
     check_shape("key_padding_mask", mask, (z, n), " (Z, N)")
     return masked_addend(mask)
 
@@ -103,8 +106,9 @@ def _segments(segments: Any, m: int, n: int) -> tuple[mx.array | None, mx.array 
     if len(pair) != 2:
         raise ShapeError(f"segments must be one array or a pair for queries and keys, got {len(pair)}")
     for a, size in zip(pair, (m, n)):
-        if not isinstance(a, mx.array) or a.dtype != mx.int32:
-            kind = a.dtype if isinstance(a, mx.array) else type(a).__name__
-            raise DTypeError(f"segments is {kind}, wanted an int32 array")
+        if not isinstance(a, mx.array):
+            raise DTypeError(f"segments is a {type(a).__name__}, wanted an MLX array: mx.array(..., mx.int32)")
+        if a.dtype != mx.int32:
+            raise DTypeError(f"segments is {a.dtype}, wanted int32; cast with .astype(mx.int32)")
         check_shape("segments", a, (size,), "")
     return pair[0], pair[1]

@@ -212,8 +212,10 @@ def test_a_mask_zeroes_nan_and_must_be_boolean_and_injective():
     view = View(mx.array([[np.nan, 1.0], [np.inf, 2.0]]))
     view.apply_mask(mx.array([[True, False], [True, False]]), (1, 1))
     assert view.data.tolist() == [[0, 1], [0, 2]]
-    with pytest.raises(DTypeError, match="bool"):
+    with pytest.raises(DTypeError, match="bool, got .*int32; compare it with 0"):
         view.apply_mask(mx.array([[1, 0], [1, 0]]), (1, 1))
+    with pytest.raises(DTypeError, match=r"bool, got ndarray; pass mx.array\(mask\)"):
+        view.apply_mask(np.ones((2, 2), bool), (1, 1))
     with pytest.raises(ShapeError):
         view.apply_mask(mx.array([[True, False]]), (1, 1))
     with pytest.raises(OverlapError):
