@@ -107,7 +107,8 @@ def _segments(segments: Any, m: int, n: int) -> tuple[mx.array | None, mx.array 
         raise ShapeError(f"segments must be one array or a pair for queries and keys, got {len(pair)}")
     for a, size in zip(pair, (m, n)):
         if not isinstance(a, mx.array):
-            raise DTypeError(f"segments is a {type(a).__name__}, wanted an MLX array: mx.array(..., mx.int32)")
+            kind = type(a).__name__
+            raise DTypeError(f"segments is a {kind}, wanted an MLX array: mx.array(..., mx.int32)")
         if a.dtype != mx.int32:
             raise DTypeError(f"segments is {a.dtype}, wanted int32; cast with .astype(mx.int32)")
         check_shape("segments", a, (size,), "")

@@ -172,6 +172,7 @@ class _Global(Pattern):
         for name in ("global_block_indices", "global_block_end_indices"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, whole_numbers(name, getattr(self, name)))
+        self._global_blocks()
 
     def _global_blocks(self) -> np.ndarray:
         ends = self.global_block_end_indices

@@ -63,7 +63,10 @@ def connections(program: Any, regions: Iterable[str], fired: Collection[str] = (
     """The connections that count; MLXSparseError for a region that there is not.
 
     program: a Connection, a sequence of them, or a mapping (src, dst) -> ConnectionProgram or MaskSpec.
+    fired: names; DTypeError for one text, in which parts of it would count as fired.
     """
+    if isinstance(fired, str):
+        raise DTypeError(f"fired must be a collection of triggers, as {{{fired!r}}}, got {fired!r}")
     if isinstance(program, Connection):
         program = [program]
     if isinstance(program, Mapping):

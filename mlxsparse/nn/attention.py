@@ -53,7 +53,8 @@ class SparseAttention(Module):
         rope: turn queries and keys by their coordinates (self attention only).
         qk_norm: divide each query and key by its root mean square and multiply by a learned weight (H, D).
         context_dims: channels of the context; the layer is then cross attention, called with (x, context).
-            A context is a SparseTensor of the same batch_size, or (B, L, context_dims).
+            A context is a SparseTensor of the same batch_size, or (B, L, context_dims). A site sees all of
+            its item's, so windows and patches of one's own raise MLXSparseError.
         bias: of the projections.
 
     Self attention has `qkv` (3 * dims, dims), queries first; cross attention `q` and `kv`. Both have `out`.
@@ -83,8 +84,20 @@ class SparseAttention(Module):
         if order not in ORDERS:
             raise MLXSparseError(f"order must be one of {ORDERS}, got {order!r}")
         patch_size = whole(patch_size, "patch_size", 1)
-        triple(window, "window", least=1)
-        triple(shift, "shift")
+        sides, offset = triple(window, "window", least=1), triple(shift, "shift")
+        if context_dims is not None:
+            changed = {
+                "mode": mode == "serialized",
+                "window": sides != (8, 8, 8),
+                "shift": offset != (0, 0, 0),
+                "patch_size": patch_size != 1024,
+                "order": order != "hilbert",
+            }
+            if unused := [name for name, differs in changed.items() if differs]:
+                raise MLXSparseError(
+                    f"cross attention has no use for {', '.join(unused)}: a site sees the whole context; "
+                    "leave out what chooses windows or patches, or context_dims"
+                )
         self.num_heads, self.head_dims, self.mode = num_heads, dims // num_heads, mode
         self.window, self.shift, self.patch_size, self.order = window, shift, patch_size, order
         if context_dims is None:
@@ -156,7 +169,8 @@ class SparseAttention(Module):
             "serialized": f"patch_size={self.patch_size}, order={self.order!r}",
             "full": "mode='full'",
         }
-        return f"{self.out.weight.shape[0]}, num_heads={self.num_heads}, {how[self.mode]}"
+        kind = f"context_dims={self.kv.weight.shape[1]}" if "kv" in self else how[self.mode]
+        return f"{self.out.weight.shape[0]}, num_heads={self.num_heads}, {kind}"
 
 
 class SparseTransformerBlock(Module):

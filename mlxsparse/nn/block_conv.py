@@ -18,6 +18,7 @@ from ..coords.geometry import Triple, TripleLike, triple
 from ..errors import DTypeError, ShapeError
 from ..ops.conv import Target
 from ..tensor import SparseTensor
+from .conv import check_support
 
 
 class BlockSparseConv3d(Module):
@@ -28,8 +29,8 @@ class BlockSparseConv3d(Module):
         kernel_size, dilation: int or (x, y, z).
         block: an int or (output channels, input channels).
         layout: bool or 0/1 (ceil(Co / bo), Kx, Ky, Kz, ceil(Ci / bi)): the blocks that are stored.
-        stride, padding, support: as Conv3d. By default (stride 1, no padding) the convolution is submanifold;
-            any other takes `out` and `capacity` as Conv3d does.
+        stride, padding, support: as Conv3d. By default (stride 1, no padding) the convolution is submanifold
+            and refuses another support, `out` and `capacity`; any other takes these as Conv3d does.
         bias: learn an additive bias.
 
     `weight` (nnz, bo, bi) holds the blocks in the order of ``np.argwhere(layout)``. Taps without any block
@@ -57,12 +58,18 @@ class BlockSparseConv3d(Module):
         self.stride = triple(stride, "stride", least=1)
         self.padding: Triple | None = None if padding is None else triple(padding, "padding")
         self.dilation = triple(dilation, "dilation", least=1)
-        self.support = support
+        self.support = check_support(support)
+        if self._submanifold and support != "touched":
+            raise ShapeError("a submanifold BlockSparseConv3d has no support; give the layer a padding")
         self._set_layout(layout)
         scale = 1 / math.sqrt(max(1.0, in_channels * math.prod(self._size) * float(self._mask.mean())))
         self.weight = mx.random.uniform(-scale, scale, self._layout.packed_shape()[1:])
         if bias:
             self.bias = mx.zeros((out_channels,))
+
+    @property
+    def _submanifold(self) -> bool:
+        return self.padding is None and self.stride == (1, 1, 1)
 
     def _set_layout(self, layout: Any) -> None:
         mask = as_layout_mask(layout)
@@ -101,9 +108,12 @@ class BlockSparseConv3d(Module):
         weight = self.dense_weight().astype(x.dtype)
         bias = None if bias is None else bias.astype(x.dtype)
         taps = ops.Taps(self._size, self._taps)
-        if self.padding is None and self.stride == (1, 1, 1):
-            if out is not None:
-                raise ShapeError("a submanifold BlockSparseConv3d takes no out=; give the layer a padding")
+        if self._submanifold:
+            if out is not None or capacity is not None:
+                name = "capacity" if out is None else "out"
+                raise ShapeError(
+                    f"a submanifold BlockSparseConv3d takes no {name}=; give the layer a padding"
+                )
             return ops.subm_conv3d(x, weight, bias, dilation=self.dilation, taps=taps)
         return ops.conv3d(
             x,

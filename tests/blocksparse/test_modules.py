@@ -180,7 +180,13 @@ def test_inputs_without_elements(shape):
 
 
 LAYOUT = np.ones((2, 2), bool)
-POINTWISE = nn.BlockSparseConv3d(8, 8, 1, 4, LAYOUT.reshape(2, 1, 1, 1, 2))
+
+
+def pointwise(**named):
+    return nn.BlockSparseConv3d(8, 8, 1, 4, LAYOUT.reshape(2, 1, 1, 1, 2), **named)
+
+
+POINTWISE = pointwise()
 
 
 @pytest.mark.parametrize(
@@ -194,6 +200,10 @@ POINTWISE = nn.BlockSparseConv3d(8, 8, 1, 4, LAYOUT.reshape(2, 1, 1, 1, 2))
         (lambda: nn.BlockSparseConv3d(8, 8, 3, 4, LAYOUT), ShapeError, "layout has shape"),
         (lambda: POINTWISE(sites(4)), ShapeError, "channels"),
         (lambda: POINTWISE(mx.zeros(3)), DTypeError, "SparseTensor"),
+        (lambda: POINTWISE(sites(8), out=sites(8)), ShapeError, "takes no out="),
+        (lambda: POINTWISE(sites(8), capacity=64), ShapeError, "takes no capacity="),
+        (lambda: pointwise(support="parents"), ShapeError, "has no support; give"),
+        (lambda: pointwise(stride=2, support="all"), ShapeError, 'support must be "touched"'),
         (lambda: SparseMultiheadAttention(9, 2, LAYOUT, 4), ShapeError, "num_heads=2"),
         (lambda: SparseMultiheadAttention(8, 2, np.ones((3, 2, 2), bool), 4), ShapeError, "3 heads"),
         (lambda: SparseMultiheadAttention(8, 2, LAYOUT, 4)(mx.zeros((1, 8, 9))), ShapeError, "input"),

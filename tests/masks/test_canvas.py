@@ -221,6 +221,7 @@ def test_write_modes_and_triggers():
         ),
         (lambda: AttentionDispatcher(LAYOUT, [Connection("all", "b")]), MLXSparseError, "no region 'b'"),
         (lambda: AttentionDispatcher(LAYOUT, 3), DTypeError, "wanted Connections"),
+        (lambda: AttentionDispatcher(LAYOUT, [], fired="seen"), DTypeError, "fired must be a collection"),
         (lambda: AttentionDispatcher(LAYOUT, ["all"]), DTypeError, "wanted Connections"),
         (lambda: Connection("a", "b", "full"), DTypeError, "wanted a ConnectionProgram"),
         (lambda: ConnectionProgram("observe"), MLXSparseError, "operator"),

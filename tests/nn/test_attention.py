@@ -159,6 +159,17 @@ def test_numbers_of_numpy():
         assert mx.array_equal(layer(x).feats, wanted(x).feats)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("mode", "serialized"), ("window", (8, 8, 4)), ("shift", 4), ("patch_size", 16), ("order", "morton")],
+)
+def test_cross_attention_refuses_what_it_would_ignore(name, value):
+    with pytest.raises(MLXSparseError, match=f"no use for {name}: a site sees the whole context"):
+        nn.SparseAttention(12, 2, context_dims=5, **{name: value})
+    assert "context_dims=5" in repr(nn.SparseAttention(12, 2, context_dims=5, mode="full", window=[8, 8, 8]))
+    nn.SparseTransformerBlock(12, 2, context_dims=5, **{name: value})  # for its self attention
+
+
 def test_names_and_representation():
     block = nn.SparseTransformerBlock(12, 2, mode="serialized", patch_size=64)
     names = {name for name, _ in tree_flatten(block.parameters())}
