@@ -259,7 +259,7 @@ def _pack(model: Module, paths: Sequence[str], module: Module, cut: Cut) -> None
     for name in CHANNEL_ARRAYS:
         if name in module:
             layer[name] = module[name]
-    layer._no_grad = {name for name in module._no_grad if not name.endswith(SUFFIX)}
+    layer._no_grad.update(name for name in module._no_grad if name in layer)
     for name in mask_names(module):
         set_mask(ParamRef(layer, name), module[name + SUFFIX])
     for path in paths:

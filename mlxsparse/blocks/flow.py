@@ -23,7 +23,7 @@ from mlx.utils import tree_flatten
 from .. import nn
 from ..errors import CouplingError, MLXSparseError
 from ..nn.conv import NormalizedConv3d, _Conv
-from ..nn.untrained import plainly_called
+from ..nn.masked import plainly_called
 from ..tensor import SparseTensor, sequence_like
 from .labels import Diverged, Flow, Narrow, Signed, Use, Wire
 

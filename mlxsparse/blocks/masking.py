@@ -16,7 +16,8 @@ import numpy as np
 from mlx.nn import Module
 
 from ..backend.host import view as host_view
-from ..nn.untrained import MASKED, SUFFIX, effective, may_train, never_train
+from ..backend.untrained import may_train, never_train
+from ..nn.masked import MASKED, SUFFIX, effective
 from .param import ParamRef
 
 

@@ -15,7 +15,7 @@ from ..blocksparse import BlockSparseLinear
 from ..errors import CheckpointError
 from ..nn.block_conv import BlockSparseConv3d
 from ..nn.conv import NormalizedConv3d
-from ..nn.untrained import plainly_called
+from ..nn.masked import plainly_called
 from .flow import LINEAR
 
 STORED = (BlockSparseConv3d, BlockSparseLinear)

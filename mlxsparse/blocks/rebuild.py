@@ -8,6 +8,7 @@ import mlx.core as mx
 from mlx.nn import Module
 
 from .. import nn
+from ..backend.untrained import PARTS
 from ..errors import CheckpointError
 from ..nn.conv import _Conv
 from .flow import LINEAR, PER_CHANNEL
@@ -22,7 +23,7 @@ def structure_of(model: Module) -> dict[str, Any]:
     """JSON-like shapes and taps of the layers, for `restructure` of a fresh model."""
     return {
         path: {
-            "shapes": {k: list(v.shape) for k, v in module.items() if isinstance(v, mx.array)},
+            "shapes": {k: list(v.shape) for k, v in _arrays(module).items()},
             "taps": list(module._taps.index) if isinstance(module, _Conv) and module._taps else None,
             "identity": isinstance(module, nn.Identity),
             "packed": to_json(module),
@@ -77,6 +78,11 @@ def _restructured(module: Module, entry: dict[str, Any]) -> Module:
     return module
 
 
+def _arrays(module: Module) -> dict[str, mx.array]:
+    """A layer's arrays, but for what says which taps or blocks it stores: these have entries of their own."""
+    return {name: v for name, v in module.items() if isinstance(v, mx.array) and name not in PARTS}
+
+
 def _width(module: Module) -> int | None:
     """Channels of a norm that has no array to say them; None of other layers, whose arrays do."""
     if not isinstance(module, PER_CHANNEL) or any(name in module for name in CHANNEL_ARRAYS):
@@ -93,7 +99,7 @@ def _checked(module: Module, width: Any) -> int:
 
 def _check_shapes(module: Module, shapes: dict[str, tuple[int, ...]]) -> None:
     """CheckpointError unless a layer like `module`, with channels left out, has arrays of these shapes."""
-    here = {name: tuple(v.shape) for name, v in module.items() if isinstance(v, mx.array)}
+    here = {name: tuple(v.shape) for name, v in _arrays(module).items()}
     kernel = isinstance(module, (_Conv, *LINEAR))
     packed = to_json(module)
     if "bias" in shapes and (kernel or packed is not None):  # a norm that was folded leaves one

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.nn import Module
 
+from ..backend.untrained import Stored
 from ..engine.dense import linear
 from ..errors import DTypeError, ShapeError
 from .attention import block_sparse_attention
@@ -19,7 +20,7 @@ from .matmul import Sparse, as_layout, dds
 from .tensor import carry
 
 
-class BlockSparseLinear(Module):
+class BlockSparseLinear(Stored):
     """y = x W + b with a block-sparse W (input_dims, output_dims); `weight` (nnz, br, bc) in packed order.
 
     Args:
@@ -30,6 +31,9 @@ class BlockSparseLinear(Module):
         bias: learn an additive bias.
 
     Called with an array (..., input_dims), or with a SparseTensor, whose features it replaces.
+
+    `weight_blocks` bool (ceil(input_dims / rows), ceil(output_dims / columns)), frozen, is the layout as it
+    goes into files with the weights; loading those of another layout is a CheckpointError.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class BlockSparseLinear(Module):
         # As a dense layer of the inputs that an output really has.
         scale = 1 / math.sqrt(max(1.0, input_dims * self._layout.density))
         self.weight = mx.random.uniform(-scale, scale, self._layout.packed_shape()[1:])
+        self._store("weight_blocks", self._layout.to_dense()[0])
         if bias:
             self.bias = mx.random.uniform(-scale, scale, (output_dims,))
 
@@ -74,6 +79,7 @@ class BlockSparseLinear(Module):
         layout, gather_idx = self._layout.update(new)
         move_blocks(self, gather_idx, fill)
         self._layout = layout
+        self._store("weight_blocks", layout.to_dense()[0])
 
     def _extra_repr(self) -> str:
         (i, o), block = self._layout.shape, self._layout.block

@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx.nn import Module
 from mlx.utils import tree_flatten
 
+from ..backend.untrained import PARTS
 from ..errors import CheckpointError
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -73,6 +74,9 @@ def load_weights(model: Module, directory: str | os.PathLike[str]) -> None:
         raise CheckpointError(
             f"cannot read {str(path)!r}: {reason}; copy it again, or train again"
         ) from error
+    # Directories of before have no arrays that say which taps and blocks are stored; config.json told it.
+    here: Any = tree_flatten(model.parameters())
+    arrays = {k: v for k, v in here if k.rpartition(".")[2] in PARTS} | arrays
     try:
         model.load_weights(list(arrays.items()), strict=True)
     except ValueError as error:

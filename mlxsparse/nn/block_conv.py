@@ -8,9 +8,9 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.nn import Module
 
 from .. import ops
+from ..backend.untrained import Stored
 from ..blocksparse import BlockLayout, unpack
 from ..blocksparse.check import as_layout_mask, block_pair
 from ..blocksparse.modules import move_blocks
@@ -21,7 +21,7 @@ from ..tensor import SparseTensor
 from .conv import check_support
 
 
-class BlockSparseConv3d(Module):
+class BlockSparseConv3d(Stored):
     """Convolution whose weight (Co, Kx, Ky, Kz, Ci) stores some (bo, bi) blocks of its channels per tap.
 
     Args:
@@ -33,8 +33,9 @@ class BlockSparseConv3d(Module):
             and refuses another support, `out` and `capacity`; any other takes these as Conv3d does.
         bias: learn an additive bias.
 
-    `weight` (nnz, bo, bi) holds the blocks in the order of ``np.argwhere(layout)``. Taps without any block
-    are left out of the kernel map, so time falls with them; within a tap the product is dense.
+    `weight` (nnz, bo, bi) holds the blocks in the order of ``np.argwhere(layout)``. `weight_blocks`, frozen,
+    is the layout as it goes into files; loading weights of another one is a CheckpointError. Taps without any
+    block are left out of the kernel map, so time falls with them; within a tap the product is dense.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class BlockSparseConv3d(Module):
                 f"layout has shape {mask.shape}, wanted {wanted}: output blocks, taps, input blocks"
             )
         self._mask = mask
+        self._store("weight_blocks", mask)
         by_tap = mask.reshape(wanted[0], -1, wanted[-1])
         self._taps = tuple(np.flatnonzero(by_tap.any(axis=(0, 2))).tolist())
         kept = by_tap[:, list(self._taps)].reshape(wanted[0], -1)

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx.nn import Module
+import numpy as np
 
 from .. import ops
+from ..backend.untrained import Stored
 from ..coords.geometry import Triple, TripleLike, triple, whole
 from ..errors import ShapeError
 from ..ops.conv import Target
 from ..tensor import SparseTensor
 
 
-class _Conv(Module):
+class _Conv(Stored):
     """Weights and their description, shared by the convolution layers."""
 
     def __init__(
@@ -58,7 +59,8 @@ class _Conv(Module):
     def keep_taps(self, index: Sequence[int]) -> None:
         """Keep some taps t = (kx*Ky + ky)*Kz + kz, ascending: weight becomes (Co, len(index), Ci / groups).
 
-        Output sites and kernel maps stay those of the whole kernel.
+        Output sites and kernel maps stay those of the whole kernel. `weight_taps` bool (Kx, Ky, Kz), frozen,
+        is the choice as it goes into files; loading weights of other taps is a CheckpointError.
         """
         co, *size, ci = self.weight.shape
         old = self._taps or ops.Taps(triple(size, "kernel_size"), tuple(range(math.prod(size))))
@@ -71,6 +73,8 @@ class _Conv(Module):
         place = [old.index.index(t) for t in new.index]
         self.weight = self.weight.reshape(co, len(old.index), ci)[:, mx.array(place, mx.int32)]
         self._taps = new
+        kept = np.isin(np.arange(math.prod(new.kernel_size)), new.index)
+        self._store("weight_taps", kept.reshape(new.kernel_size))
 
     def _extra_repr(self) -> str:
         co, *size, ci = self.weight.shape

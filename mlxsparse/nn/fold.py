@@ -10,12 +10,13 @@ import mlx.core as mx
 import mlx.nn
 from mlx.nn import Identity, Module
 
+from ..backend.untrained import may_train
 from ..errors import MLXSparseError, ShapeError
 from ..tensor import SparseTensor, sequence_like
 from .conv import NormalizedConv3d, _Conv
 from .layers import Linear, Sequential
+from .masked import SUFFIX, effective, plainly_called
 from .norm import BatchNorm
-from .untrained import SUFFIX, effective, may_train, plainly_called
 
 
 def fold_batch_norm(conv: Module, norm: BatchNorm) -> Module:

@@ -14,6 +14,7 @@ from mlx.nn import Identity, Module
 
 from ..backend import executor
 from ..backend.kernel_norm import Running
+from ..backend.untrained import never_train
 from ..coords.geometry import whole
 from ..engine import norm, norm_kernel, pointwise
 from ..errors import MLXSparseError, ShapeError
@@ -23,7 +24,6 @@ from ..transforms import recomputing
 from .activations import ReLU, live_rows
 from .conv import Conv3d, ConvTranspose3d, GenerativeConvTranspose3d, SubmConv3d
 from .fixed import by_statistics
-from .untrained import never_train
 
 # Whose results are new, and nobody else's unless somebody put another method there to look at them.
 _FRESH: dict[Any, Any] = {

@@ -14,6 +14,7 @@ from mlx.nn import Module
 from mlx.utils import tree_flatten
 
 from .. import nn
+from ..backend.untrained import PARTS
 from ..blocks import Pruner, compress
 from ..blocks.masking import SUFFIX
 from ..errors import MLXSparseError
@@ -190,8 +191,8 @@ def forward_ms(
 
 
 def size_of(model: Module) -> tuple[int, int]:
-    """(parameters, bytes) without masks."""
-    arrays = [v for k, v in _arrays(model) if not k.endswith(SUFFIX)]
+    """(parameters, bytes) without masks and what says which taps and blocks are stored."""
+    arrays = [v for k, v in _arrays(model) if not k.endswith((SUFFIX, *PARTS))]
     return sum(v.size for v in arrays), sum(v.nbytes for v in arrays)
 
 

@@ -197,7 +197,8 @@ def lowered(model: mlx.nn.Module, dtype: mx.Dtype) -> Iterator[None]:
         yield
         return
     norms = {name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm)}
-    master = [(k, v) for k, v in flat(model.parameters()) if k.rpartition(".")[0] not in norms]
+    kept = [(k, v) for k, v in flat(model.parameters()) if k.rpartition(".")[0] not in norms]
+    master = [(k, v) for k, v in kept if mx.issubdtype(v.dtype, mx.floating)]
     model.update(tree_unflatten([(name, value.astype(dtype)) for name, value in master]))
     try:
         yield

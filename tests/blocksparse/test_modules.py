@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import mlx.core as mx
 import mlx.nn
 import mlx.optimizers
@@ -10,7 +13,7 @@ import pytest
 
 from mlxsparse import SparseTensor, blocksparse, nn, ops
 from mlxsparse.blocksparse import BlockLayout, BlockSparseLinear, LocalWindow, SparseMultiheadAttention
-from mlxsparse.errors import DTypeError, MLXSparseError, ShapeError
+from mlxsparse.errors import CheckpointError, DTypeError, MLXSparseError, ShapeError
 from mlxsparse.testing import oracle
 
 from ..numeric import poisoned
@@ -37,7 +40,8 @@ def test_linear(sizes):
     dense = np.array(blocksparse.unpack(layer.weight[None], layer.layout))[0, 0]
     x = RNG.standard_normal((2, 3, sizes[0])).astype(np.float32)
     close(layer(mx.array(x)), x @ dense + np.array(layer.bias))
-    assert set(layer.parameters()) == {"weight", "bias"} and layer.weight.shape == (4, 4, 4)
+    assert set(layer.trainable_parameters()) == {"weight", "bias"} and layer.weight.shape == (4, 4, 4)
+    assert np.array_equal(layer.parameters()["weight_blocks"], mask)
     assert layer(mx.array(x, mx.float16)).dtype == mx.float16
     assert layer(mx.zeros((0, sizes[0]))).shape == (0, sizes[1])
     loss = lambda layer, x: layer(x).square().sum()  # noqa: E731
@@ -119,7 +123,8 @@ def test_conv(named, channels):
         for o, kx, ky, kz, i in np.argwhere(mask)
     ]
     close(gradients["weight"], np.array(wanted), 1e-3)
-    assert set(layer.parameters()) == {"weight", "bias"}
+    assert set(layer.trainable_parameters()) == {"weight", "bias"}
+    assert np.array_equal(layer.parameters()["weight_blocks"], mask)
 
 
 def test_conv_update_layout_and_empty():
@@ -229,3 +234,74 @@ def test_a_mask_that_is_changed_in_place_does_not_shift_the_weights(of):
     assert layer.layout.all()
     layer.update_layout(mask)
     assert layer.weight[:, 0, 0].tolist() == [1, 2, 3]
+
+
+CHESS = np.indices((2, 3, 1, 1, 2)).sum(axis=0) % 2 > 0
+STORED = {
+    "linear": lambda flip=False: nn.BlockSparseLinear(6, 4, (2, 3), np.eye(3, 2, dtype=bool) ^ flip),
+    "conv": lambda flip=False: nn.BlockSparseConv3d(4, 6, (3, 1, 1), (4, 2), CHESS ^ flip),
+}
+
+
+def saved(layer, folder):
+    path = str(folder / "w.safetensors")
+    nn.Sequential(layer).save_weights(path)
+    return path
+
+
+def other(kind):
+    """The layer with as many blocks, at other places."""
+    layer = STORED[kind]()
+    layer.update_layout(np.roll(np.array(layer.weight_blocks), 1, axis=0))
+    layer.weight = mx.random.normal(layer.weight.shape)
+    return layer
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("kind", STORED)
+def test_weights_of_other_blocks_are_not_loaded(kind, strict, tmp_path):
+    layer, fresh, path = other(kind), STORED[kind](), saved(other(kind), tmp_path)
+    with pytest.raises(CheckpointError, match=r"other blocks than this BlockSparse.*update_layout"):
+        nn.Sequential(fresh).load_weights(path, strict=strict)
+    half = {k: v.astype(mx.float16) for k, v in mx.load(path).items()}
+    with pytest.raises(CheckpointError, match="places differ"):
+        nn.Sequential(STORED[kind]()).load_weights(list(half.items()), strict=strict)
+    fresh.update_layout(mx.load(path)["layers.0.weight_blocks"])
+    nn.Sequential(fresh).load_weights(path, strict=strict)
+    assert mx.array_equal(fresh.weight_blocks, layer.weight_blocks)
+    assert mx.array_equal(fresh.weight, mx.load(path)["layers.0.weight"])
+    fewer = STORED[kind]()
+    fewer.update_layout(np.array(fewer.weight_blocks) & False)
+    with pytest.raises(ValueError, match="weight"):
+        fewer.load_weights(list(layer.parameters().items()), strict=strict)
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_weights_that_say_no_blocks_load_where_asked_for(kind):
+    layer, fresh = STORED[kind](), STORED[kind]()
+    older = [(k, v) for k, v in layer.parameters().items() if k != "weight_blocks"]
+    with pytest.raises(ValueError, match="weight_blocks"):
+        fresh.load_weights(older)
+    fresh.load_weights(older, strict=False)
+    assert mx.array_equal(fresh.weight, layer.weight)
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_which_blocks_are_stored_is_nothing_that_is_trained_or_cast(kind):
+    layer = other(kind)
+    model, blocks = nn.Sequential(layer), np.array(layer.weight_blocks)
+    model.freeze()
+    model.unfreeze()
+    model.train()
+    optimizer = mlx.optimizers.Adam(0.01)
+    optimizer.init(model.trainable_parameters())
+    assert optimizer.state["layers"][0].keys() == {"weight", "bias"}
+    model.set_dtype(mx.float16)
+    model.apply(lambda a: a.astype(mx.bfloat16))
+    model.apply(mlx.nn.init.uniform(0.1, 0.2))
+    mx.compile(lambda x: x.reshape(-1), inputs=model.state, outputs=model.state)(mx.zeros((2, 2)))
+    mx.vmap(lambda b: layer.update({"weight_blocks": b}).bias)(mx.array(blocks)[None])
+    layer.update_layout(blocks)
+    for made in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert made.weight_blocks.dtype == mx.bool_ and np.array_equal(np.array(made.weight_blocks), blocks)
+        assert set(made.trainable_parameters()) == {"weight", "bias"}

@@ -50,9 +50,12 @@ def test_equal_to_the_masked_model_and_smaller(structure, sparsity):
     Pruner(structure, sparsity).attach(model)
     before = {k: np.array(v) for k, v in flat(model.parameters()).items()}
     small = compress(model, sample=x)
+    taps = {k for k in flat(small.parameters()) if k.endswith(".weight_taps")}
+    assert bool(taps) == (structure == "offsets" or sparsity == 1)  # channels of zeros have taps of zeros
+    assert not taps & flat(small.trainable_parameters()).keys()
     kept_masks = {k for k in flat(small.parameters()) if k.endswith("_keep")}
     assert bool(kept_masks) == (sparsity == 1)  # of the one channel or tap that has to stay
-    assert set(flat(small.parameters())) - kept_masks == {k for k in before if not k.endswith("_keep")}
+    assert set(flat(small.parameters())) - kept_masks - taps == {k for k in before if not k.endswith("_keep")}
     assert sum(v.size for k, v in flat(small.parameters()).items() if k not in kept_masks) < sum(
         v.size for k, v in before.items() if not k.endswith("_keep")
     )

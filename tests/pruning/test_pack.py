@@ -16,6 +16,7 @@ from mlxsparse.blocks import BlockSpec, Pruner, View, compress, restructure, str
 from mlxsparse.blocks.flow import example
 from mlxsparse.blocksparse import BlockLayout, BlockSparseLinear
 from mlxsparse.errors import CheckpointError, ShapeError
+from mlxsparse.models.base import load_weights, save_model
 from mlxsparse.nn.block_conv import BlockSparseConv3d
 
 
@@ -219,3 +220,37 @@ def test_packed_convolutions_go_onto_given_sites_as_dense_ones_do():
     np.testing.assert_allclose(np.array(small(x).feats), np.array(model(x).feats), atol=1e-5)
     with pytest.raises(ShapeError, match="no out="):
         small.a(x, out=x)
+
+
+class Cut(mlx.nn.Module):
+    """A convolution with some taps, and layers with some blocks."""
+
+    def __init__(self, taps=(0, 13)):
+        super().__init__()
+        self.conv, self.packed = nn.SubmConv3d(4, 4), built()
+        self.conv.keep_taps(taps)
+
+
+def test_weights_of_other_taps_are_not_loaded():
+    model, fresh = Cut(), Cut((1, 13))
+    with pytest.raises(CheckpointError, match="other taps than this SubmConv3d stores.*restructure"):
+        fresh.load_weights(tree_flatten(model.parameters()))
+    restructure(Cut(range(27)), structure_of(model)).load_weights(tree_flatten(model.parameters()))
+    model.unfreeze()
+    assert set(flat(model.trainable_parameters())) == {
+        "conv.weight", "conv.bias", "packed.layers.0.weight", "packed.layers.0.bias", "packed.layers.1.weight"
+    }  # fmt: skip
+
+
+def test_directories_that_do_not_say_blocks_and_taps_with_the_weights_load(tmp_path):
+    model, fresh = Cut(), Cut()
+    save_model(model, {}, tmp_path)
+    path = str(tmp_path / "model.safetensors")
+    kept = {k: v for k, v in mx.load(path).items() if not k.endswith(("_blocks", "_taps"))}
+    assert len(kept) == 5
+    mx.save_safetensors(path, kept)
+    load_weights(fresh, tmp_path)
+    assert mx.array_equal(fresh.conv.weight, model.conv.weight)
+    save_model(model, {}, tmp_path)
+    with pytest.raises(CheckpointError, match="other taps"):
+        load_weights(Cut((1, 13)), tmp_path)

@@ -7,6 +7,7 @@ import json
 import os
 
 import mlx.core as mx
+import mlx.nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
@@ -225,3 +226,11 @@ def test_points_without_a_class_are_geometry_alone(job):
         task.score(model, settings, [none], 1)
     with pytest.raises(PointCloudError, match="no labelled points"):
         task.train(model, settings, [none], task.Plan(1))
+
+
+def test_lower_precision_is_of_weights_and_not_of_masks():
+    model = mlx.nn.Sequential(mlx.nn.Linear(2, 2))
+    model.layers[0].weight_keep = mx.ones((2, 2), mx.bool_)
+    with training.lowered(model, mx.float16):
+        assert model.layers[0].weight.dtype == mx.float16 and model.layers[0].weight_keep.dtype == mx.bool_
+    assert model.layers[0].weight.dtype == mx.float32
