@@ -23,7 +23,7 @@ from ..backend.host import view as host_view
 from ..errors import CouplingError, MLXSparseError
 from ..nn.conv import NormalizedConv3d, _Conv
 from ..tensor import SparseTensor, sequence_like
-from .flow import example, trace
+from .flow import Sample, _dtype, arguments, example, trace
 from .masking import SUFFIX, drop_idle_masks, effective, mask_names, set_mask
 from .pack import Packing, packed, packing_of
 from .param import ParamRef
@@ -65,7 +65,7 @@ def compress(
     model: Module,
     *,
     optimizer: Any = None,
-    sample: SparseTensor | None = None,
+    sample: Sample | None = None,
     block: Sequence[int] | None = None,
     check: bool = True,
     tolerance: float = 1e-4,
@@ -79,10 +79,12 @@ def compress(
 
     optimizer: its state (momentum and the like) is cut the same way, in place, after everything else
         succeeded; for the state of the whole parameters, CouplingError where it has another shape.
-    sample: a tensor that the model takes; default random sites with the channels of its first layer.
+    sample: a tensor or array that the model takes, or a tuple of its arguments; default random sites, or an
+        array (200, channels), with the channels of its first layer.
     block: (output, input) channels of blocks to look for, in layers that were not pruned by blocks too.
-    check: run both on the sample in evaluation; MLXSparseError if they differ by more than `tolerance` (for
-        half precision at least 4 of its last places) of the largest value.
+    check: run both on the sample in evaluation; CouplingError if the model does not take it, MLXSparseError
+        if they differ by more than `tolerance` (for half precision at least 4 of its last places) of the
+        largest value.
 
     Channels that come from operations that are not followed stay, with all else that is compressed.
     """
@@ -113,7 +115,7 @@ def compress(
 # ---------------------------------------------------------------- what goes
 
 
-def _cuts(model: Module, sample: SparseTensor, block: tuple[int, int] | None) -> dict[str, Cut]:
+def _cuts(model: Module, sample: Sample, block: tuple[int, int] | None) -> dict[str, Cut]:
     layers = _layers(model)
     nonzero = {path: _nonzero(effective(m, "weight")) for path, m in layers}
     names = _first_paths(model)
@@ -148,7 +150,7 @@ def _cuts(model: Module, sample: SparseTensor, block: tuple[int, int] | None) ->
 
 
 def _dead_channels(
-    model: Module, sample: SparseTensor, nonzero: dict[str, np.ndarray], names: dict[int, str]
+    model: Module, sample: Sample, nonzero: dict[str, np.ndarray], names: dict[int, str]
 ) -> list[tuple[ChannelGroup, np.ndarray]]:
     """Groups with the channels of them that go; none where channels cannot be followed or left out."""
     dead: list[tuple[ChannelGroup, np.ndarray]] = []
@@ -282,13 +284,21 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     return mx.array(value) if isinstance(value, mx.array) else value
 
 
-def _compare(model: Module, small: Module, sample: SparseTensor, tolerance: float) -> None:
+def _compare(model: Module, small: Module, sample: Sample, tolerance: float) -> None:
+    args = arguments(sample)
     training = [(module, module.training) for _, module in [*model.named_modules(), *small.named_modules()]]
     try:
         model.eval(), small.eval()
-        theirs = _arrays(model(sample))
         try:
-            ours = _arrays(small(sample))
+            theirs = _arrays(model(*args))
+        except Exception as failure:  # it takes something else
+            kinds = ", ".join(type(a).__name__ for a in args)
+            raise CouplingError(
+                f"the model does not run on the sample ({kinds}) on which it is compared: {failure}; pass a "
+                "sample= that it takes, or check=False"
+            ) from failure
+        try:
+            ours = _arrays(small(*args))
         except Exception as failure:  # of the model's own code, that knows channels by their places or number
             raise CouplingError(
                 f"the compressed model does not run: {failure}; nothing was changed. Leave the layers whose "
@@ -298,7 +308,9 @@ def _compare(model: Module, small: Module, sample: SparseTensor, tolerance: floa
         for module, mode in training:
             module._training = mode
     # Half precision rounds sums that are taken in another order.
-    tolerance = max(tolerance, 4 * float(mx.finfo(sample.dtype).eps))
+    dtypes = [a.dtype for a in args if isinstance(a, (SparseTensor, mx.array))]
+    real = [d for d in dtypes if mx.issubdtype(d, mx.floating)] or [_dtype(model)]
+    tolerance = max(tolerance, *(4 * float(mx.finfo(d).eps) for d in real))
     for a, b in zip(ours, theirs):
         largest = np.abs(b).max(initial=0)
         error = np.abs(a - b).max(initial=0) if a.shape == b.shape else math.inf

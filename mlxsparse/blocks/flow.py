@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import mlx.nn
@@ -21,7 +21,7 @@ from mlx.nn import Module
 from mlx.utils import tree_flatten
 
 from .. import nn
-from ..errors import CouplingError, MLXSparseError
+from ..errors import CouplingError, DTypeError, MLXSparseError
 from ..nn.conv import NormalizedConv3d, _Conv
 from ..nn.masked import plainly_called
 from ..tensor import SparseTensor, sequence_like
@@ -30,13 +30,24 @@ from .labels import Diverged, Flow, Narrow, Signed, Use, Wire
 PER_CHANNEL = (nn.BatchNorm, nn.InstanceNorm)  # parameters a channel, channels apart
 MIXING = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.GLU, nn.Softmax, nn.LogSoftmax, nn.Softmin)
 LINEAR = (nn.Linear, mlx.nn.Linear)
+Sample: TypeAlias = "SparseTensor | mx.array | tuple[Any, ...]"  # one argument of a model, or all of them
 KNOWN = (_Conv, *LINEAR, *PER_CHANNEL, *MIXING, nn.SqueezeExcitation, nn.PReLU)
 
 
-def trace(model: Module, sample: SparseTensor) -> Flow:
+def arguments(sample: Sample) -> tuple[Any, ...]:
+    """What the model is called with; DTypeError unless a tensor, an array, or a tuple that holds one."""
+    args = sample if isinstance(sample, tuple) and not isinstance(sample, SparseTensor) else (sample,)
+    if not any(isinstance(a, (SparseTensor, mx.array)) for a in args):
+        kind = type(sample).__name__
+        raise DTypeError(f"sample must be a SparseTensor, an MLX array, or a tuple of arguments, got {kind}")
+    return args
+
+
+def trace(model: Module, sample: Sample) -> Flow:
     """Run `model` on the sites of `sample` with labels for features; CouplingError where they are lost."""
-    if sample.num_active == 0:
-        raise MLXSparseError("sample has no site: the model's channels are found by running it on one")
+    if any(a.num_active == 0 if isinstance(a, SparseTensor) else a.size == 0
+           for a in arguments(sample) if isinstance(a, (SparseTensor, mx.array))):  # fmt: skip
+        raise MLXSparseError("sample has no site or row: the model's channels are found by running it on one")
     flow = Flow()
     try:
         _follow(model, sample, flow)
@@ -60,7 +71,7 @@ def trace(model: Module, sample: SparseTensor) -> Flow:
     return flow
 
 
-def runs_without(model: Module, sample: SparseTensor, flow: Flow, gone: set[int]) -> str | None:
+def runs_without(model: Module, sample: Sample, flow: Flow, gone: set[int]) -> str | None:
     """Why the model of `flow` cannot do without the labels `gone`; None if it can.
 
     Its own code may know channels by their places, as in a slice, or have arrays of a value a channel.
@@ -77,20 +88,31 @@ def runs_without(model: Module, sample: SparseTensor, flow: Flow, gone: set[int]
     return None
 
 
-def _follow(model: Module, sample: SparseTensor, flow: Flow) -> None:
-    inputs = flow.new(sample.num_channels)
-    flow.fix(inputs, "the model's input")
-    result = _shadow(model, "", flow, {})(Wire.of(flow, sample.key, flow.codes(inputs)))
+def _follow(model: Module, sample: Sample, flow: Flow) -> None:
+    result = _shadow(model, "", flow, {})(*[_labelled(a, flow) for a in arguments(sample)])
     outputs: list[Any] = []
     _gather(result, outputs)
     for out in outputs:
         flow.fix(flow.labels_of(out, "the model's output"), "the model's output")
 
 
+def _labelled(x: Any, flow: Flow) -> Any:
+    """An argument with labels for features; what has none (numbers of tokens, a mask) as it is."""
+    if not isinstance(x, SparseTensor) and not (isinstance(x, mx.array) and x.ndim and _is_real(x)):
+        return x
+    labels = flow.new(x.num_channels if isinstance(x, SparseTensor) else x.shape[-1])
+    flow.fix(labels, "the model's input")
+    return _give(flow, x, labels)
+
+
+def _is_real(x: mx.array) -> bool:
+    return mx.issubdtype(x.dtype, mx.floating)
+
+
 def _gather(value: Any, found: list[Any]) -> None:
     if isinstance(value, (SparseTensor, mx.array)):
         feats = value.feats if isinstance(value, SparseTensor) else value
-        if feats.ndim and mx.issubdtype(feats.dtype, mx.floating):  # no losses, coordinates, classes
+        if feats.ndim and _is_real(feats):  # no losses, coordinates, classes
             found.append(value)
     elif isinstance(value, dict):
         for item in value.values():
@@ -248,7 +270,7 @@ def _zeros(x: Any, dtype: mx.Dtype) -> Any:
 def _dtype(module: Module) -> mx.Dtype:
     """Type of the first array of real numbers in a module, for features that it takes."""
     arrays: Any = tree_flatten(module.parameters())
-    return next((a.dtype for _, a in arrays if mx.issubdtype(a.dtype, mx.floating)), mx.float32)
+    return next((a.dtype for _, a in arrays if _is_real(a)), mx.float32)
 
 
 def _ones(x: SparseTensor) -> SparseTensor:
@@ -265,12 +287,15 @@ def _slim(module: Module) -> Module:
     return slim
 
 
-def example(model: Module, sites: int = 1) -> SparseTensor:
-    """A tensor for `model` with the channels that its first layer takes: random features on random sites."""
+def example(model: Module, sites: int = 1) -> Any:
+    """A tensor for `model` with the channels that its first layer takes: random features on random sites.
+
+    An array (sites, channels) where that layer is one of MLX, unless the model's own code takes no array.
+    """
     for _, module in model.named_modules()[::-1]:
         if isinstance(module, (_Conv, *LINEAR)):
             channels = module["weight"].shape[-1] * getattr(module, "groups", 1)
-            dtype = _dtype(module)
+            dtype, of_mlx = _dtype(module), isinstance(module, mlx.nn.Linear)
             break
     else:
         raise MLXSparseError("the model has no convolution or linear layer: pass a sample= that it takes")
@@ -279,4 +304,17 @@ def example(model: Module, sites: int = 1) -> SparseTensor:
     xyz = rng.permutation(side**3)[:sites]
     coords = np.stack([np.zeros_like(xyz), xyz // side**2, xyz // side % side, xyz % side], axis=1)
     feats = rng.standard_normal((sites, channels)).astype(np.float32)
-    return SparseTensor(coords.astype(np.int32), mx.array(feats).astype(dtype))
+    rows = mx.array(feats).astype(dtype)
+    if of_mlx and _takes(model, rows):
+        return rows
+    return SparseTensor(coords.astype(np.int32), rows)
+
+
+def _takes(model: Module, rows: mx.array) -> bool:
+    try:
+        _follow(model, rows, Flow())
+    except CouplingError:
+        pass  # it runs, to where its channels cannot be followed
+    except Exception:  # of the model's own code
+        return False
+    return True

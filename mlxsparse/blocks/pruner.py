@@ -13,8 +13,8 @@ from mlx.nn import Module
 
 from ..backend.host import view as host_view
 from ..errors import MLXSparseError
-from ..tensor import SparseTensor
 from .criteria import Criterion, Schedule, constant, magnitude
+from .flow import Sample
 from .masking import SUFFIX, effective, mask_names, note_found, remove_masks, set_mask
 from .param import ParamRef
 from .scope import ScopeCoupling, ScopeSpec, check_nnz, keep_largest
@@ -59,7 +59,8 @@ class Pruner:
         criterion: function from a SparseBlock to a score a block, by default the mean size of the elements.
         block: (output, input) channels of a block, for "blocks".
         exclude: names of layers, or prefixes, that stay as they are.
-        sample: a tensor that the model takes, for "channels"; by default one site.
+        sample: a tensor or array that the model takes, or a tuple of its arguments, for "channels"; by
+            default one row.
 
     >>> pruner = Pruner("channels", sparsity=0.5).attach(model)
     >>> train(model)                 # pruned weights get no gradient and are not seen
@@ -75,7 +76,7 @@ class Pruner:
         criterion: Criterion | None = None,
         block: Sequence[int] = (32, 32),
         exclude: Sequence[str] = (),
-        sample: SparseTensor | None = None,
+        sample: Sample | None = None,
     ):
         if isinstance(structure, str) and structure not in STRUCTURES:
             raise MLXSparseError(f"structure must be one of {', '.join(STRUCTURES)}, got {structure!r}")

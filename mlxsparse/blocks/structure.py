@@ -18,9 +18,8 @@ from mlx.nn import Module
 from .. import nn
 from ..errors import CouplingError, MLXSparseError
 from ..nn.conv import NormalizedConv3d, _Conv, _Transposed
-from ..tensor import SparseTensor
 from .coupling import BlockCoupling, overlap
-from .flow import LINEAR, example, runs_without, trace
+from .flow import LINEAR, Sample, example, runs_without, trace
 from .labels import Flow, Use
 from .layout import integers
 from .param import ParamRef
@@ -60,7 +59,7 @@ def targets(
     *,
     block: Sequence[int] = (32, 32),
     exclude: Sequence[str] = (),
-    sample: SparseTensor | None = None,
+    sample: Sample | None = None,
 ) -> list[Target]:
     """The scopes of `structure` ("offsets", "channels" or "blocks") in a model.
 
@@ -176,10 +175,11 @@ def block_target(model: Module, path: str, module: Module, block: Sequence[int])
 # ---------------------------------------------------------------- channels
 
 
-def channel_groups(model: Module, sample: SparseTensor | None = None) -> list[ChannelGroup]:
+def channel_groups(model: Module, sample: Sample | None = None) -> list[ChannelGroup]:
     """All groups of channels of a model, those that cannot be pruned with the reason.
 
-    sample: a tensor that the model takes, default one site with the channels of its first layer.
+    sample: a tensor or array that the model takes, or a tuple of its arguments; default one row with the
+        channels of its first layer.
     """
     return groups_of(trace(model, example(model) if sample is None else sample))
 
@@ -213,7 +213,7 @@ def groups_of(flow: Flow) -> list[ChannelGroup]:
 
 
 def require_runs(
-    model: Module, sample: SparseTensor, flow: Flow, dead: Sequence[tuple[ChannelGroup, Iterable[int]]]
+    model: Module, sample: Sample, flow: Flow, dead: Sequence[tuple[ChannelGroup, Iterable[int]]]
 ) -> None:
     """CouplingError, which names a layer, unless the model runs without the channels `dead` of groups."""
 
