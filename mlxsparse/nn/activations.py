@@ -33,6 +33,10 @@ def _on_rows(layer: Any, *, zero: bool = False) -> Any:
         check_tensor(x)
         if layer is mlx.nn.GLU and x.num_channels % 2:
             raise ShapeError(f"GLU halves the channels: got {x.num_channels}, an odd number")
+        if layer is mlx.nn.PReLU and self["weight"].size not in (1, x.num_channels):
+            raise ShapeError(
+                f"PReLU({self['weight'].size}) got {x.num_channels} channels; it takes as many slopes, or one"
+            )
         live = live_rows(x)
         if layer is mlx.nn.ReLU and pointwise.direct(live):
             return x.replace(pointwise.activated(live), clean=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mlxsparse as ms
-from mlxsparse.errors import DTypeError
+from mlxsparse.errors import DTypeError, ShapeError
 from mlxsparse.testing.adapt import from_numpy, to_numpy
 from tests.numeric import poisoned
 
@@ -98,6 +98,16 @@ def test_the_slope_of_prelu_is_learned():
     x = from_numpy([[0, 0, 0, 0], [0, 0, 0, 1]], [[-1.0, 2.0], [-3.0, -5.0]])
     gradient = mlx.nn.value_and_grad(layer, lambda m: m(x).feats.sum())(layer)[1]
     assert gradient["weight"].tolist() == [-4.0, -5.0]
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_prelu_has_one_slope_or_one_a_channel(channels):
+    """MLX broadcasts one channel over three slopes."""
+    for rows in (2, 0):
+        x = from_numpy(np.argwhere(np.ones((1, 1, 1, rows))), np.ones((rows, channels)))
+        with pytest.raises(ShapeError, match=rf"PReLU\(3\) got {channels} channels"):
+            ms.nn.PReLU(3)(x)
+        assert ms.nn.PReLU()(x).num_channels == ms.nn.PReLU(channels)(x).num_channels == channels
 
 
 def test_dropout_masks_elements_in_training_only():
