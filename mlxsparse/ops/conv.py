@@ -23,14 +23,7 @@ from ..engine import conv_kernel, finish, origin
 from ..engine.device_map import DeviceMap
 from ..engine.gather_gemm import convolve
 from ..engine.neighbors import TapPairs
-from ..errors import (
-    DTypeError,
-    IdentityError,
-    MLXSparseError,
-    ShapeError,
-    StrideError,
-    TracedOnHostError,
-)
+from ..errors import DTypeError, IdentityError, MLXSparseError, ShapeError, StrideError, TracedOnHostError
 from ..tensor import SparseTensor
 from .check import check_groups, check_tensor
 
