@@ -271,7 +271,8 @@ class CoordinateManager:
         A transposed operator asks with the fine key as `in_key` and the coarse one as `out_key` and
         reads the pairs backwards, so an encoder's map serves its decoder.
         """
-        check_map(in_key, out_key, kernel)
+        if not (type(in_key) is type(out_key) is CoordinateMapKey and type(kernel) is Kernel):
+            check_map(in_key, out_key, kernel)
         place = executor(), kernel  # a tensor may meet operators of both devices
         with self.lock:
             maps = in_key._record.maps.get(out_key._record)
@@ -281,6 +282,7 @@ class CoordinateManager:
             if found is not None:
                 self._hits["maps"] += 1
                 return found
+            check_map(in_key, out_key, kernel)
             found = maps[place] = KernelMap(kernel, _relation(in_key, out_key, kernel))
             self._built["maps"] += 1
         if tracing():
