@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
-from functools import wraps
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, wraps
+from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 import mlx.nn
 from mlx.utils import tree_flatten
 
 from .backend import pace
+from .backend.autodiff import traced
 from .backend.status import is_clear
 from .coords import CoordinateMapKey
 from .errors import TransformError
@@ -28,15 +29,15 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` with its intermediate values recomputed in the backward pass; keys are kept.
 
     `function` takes arrays and sparse tensors, in lists, tuples or dicts. Gradients reach these and the
-    trainable parameters of modules: of `function` itself, of the module whose method it is, of those that it
-    names from around it. They do not reach arrays that it names from around it: pass these as arguments. It
-    runs a second time for the gradient, with the random numbers of the first (`mx.random`'s global state) and
-    without moving the running statistics of a BatchNorm again; what else it changes it changes twice.
+    trainable parameters of modules: of `function` itself, of the module whose method it is, and of those that
+    it names, by themselves or in a list, as globals, from the function around it or in a partial. They do not
+    reach arrays that it names: pass these as arguments. It runs a second time for the gradient, with the
+    random numbers of the first (`mx.random`'s global state) and without moving the running statistics of a
+    BatchNorm again; what else it changes it changes twice.
     Raises TransformError for what is no function, and where it returns neither array nor tensor.
     """
     if not callable(function):
         raise TransformError(f"checkpoint takes a function or a module, got {type(function).__name__}")
-    modules = _modules_of(function)
     named = type(function).__call__ if isinstance(function, mlx.nn.Module) else function
 
     @wraps(named)
@@ -45,12 +46,11 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
         _visit((args, kwargs), lambda x: keys.append((x.key, is_clear(x.status))))
         results: list[_Identity] = []
         drawn: list[mx.array] = []  # mx.random's state when `function` ran first
+        weights = _differentiated(function)
 
-        def body(parameters: Any, args: Any, kwargs: Any) -> Any:
-            for module, known in zip(modules, parameters):
-                module.update(known)
+        def body(parameters: Sequence[mx.array], args: Any, kwargs: Any) -> Any:
             args, kwargs = _restore((args, kwargs), iter(keys))
-            with _again(drawn):
+            with _put_in(weights, parameters), _again(drawn):
                 result = function(*args, **kwargs)
             leaves: list[tuple[str, Any]] = tree_flatten([result])  # type: ignore[assignment]
             if not any(isinstance(a, mx.array) for _, a in leaves):  # MLX crashes
@@ -60,19 +60,62 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
             _visit(result, lambda x: results.append((x._key, is_clear(x.status))))
             return result
 
-        parameters = [module.trainable_parameters() for module in modules]
-        return _restore(mx.checkpoint(body)(parameters, args, kwargs), iter(results))
+        arrays = [w.array for w in weights]
+        return _restore(mx.checkpoint(body)(arrays, args, kwargs), iter(results))
 
     return run
 
 
-def _modules_of(function: Callable[..., Any]) -> list[mlx.nn.Module]:
-    """The modules that a function is, is a method of, or names from the function around it."""
-    found = [function, getattr(function, "__self__", None)]
-    for cell in getattr(getattr(function, "__func__", function), "__closure__", None) or ():
+class _Weight(NamedTuple):
+    module: mlx.nn.Module
+    name: str
+    array: mx.array
+
+
+def _differentiated(function: Callable[..., Any]) -> list[_Weight]:
+    """Of the modules that a function is or names, the parameters that a gradient may be asked of."""
+    modules = {id(m): m for named in _named(function) for m in _modules(named)}
+    found = [
+        _Weight(part, name, part[name])
+        for module in modules.values()
+        for part in module.modules()
+        for name in part.trainable_parameters()
+        if isinstance(part[name], mx.array) and mx.issubdtype(part[name].dtype, mx.floating)
+    ]
+    arrays = [w.array for w in found]
+    # The first look at new types always says yes.
+    return found if arrays and traced(*arrays) and traced(*arrays) else []
+
+
+def _named(function: Any) -> Iterator[Any]:
+    yield function
+    if isinstance(function, partial):
+        yield from (*function.args, *function.keywords.values())
+        yield from _named(function.func)
+    yield getattr(function, "__self__", None)
+    plain = getattr(function, "__func__", function)
+    for cell in getattr(plain, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # not assigned yet
-            found.append(cell.cell_contents)
-    return [x for x in found if isinstance(x, mlx.nn.Module)]
+            yield cell.cell_contents
+    code, known = getattr(plain, "__code__", None), getattr(plain, "__globals__", {})
+    yield from (known[name] for name in getattr(code, "co_names", ()) if name in known)
+
+
+def _modules(named: Any) -> list[mlx.nn.Module]:
+    several = named if isinstance(named, (list, tuple)) else [named]
+    return [m for m in several if isinstance(m, mlx.nn.Module)]
+
+
+@contextlib.contextmanager
+def _put_in(weights: Sequence[_Weight], arrays: Sequence[mx.array]) -> Iterator[None]:
+    """Modules with other arrays for a while."""
+    for (module, name, _), array in zip(weights, arrays):
+        module[name] = array
+    try:
+        yield
+    finally:
+        for module, name, array in weights:
+            module[name] = array
 
 
 class _Recomputing(threading.local):

@@ -264,21 +264,61 @@ def test_a_checkpoint_moves_running_statistics_once(x):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_a_checkpoint_knows_the_modules_of_a_method_and_of_a_closure(x):
+NAMED = Block()
+
+
+def test_a_checkpoint_knows_the_modules_that_a_function_names(x):
     class Net(mlx.nn.Module):
         def __init__(self):
             super().__init__()
-            self.block = Block()
+            self.block = NAMED
 
         def run(self, x):
             return self.block(x)
 
     net = Net()
-    named = net.block
     plain = gradients(net, net.run, x)["block"]["conv"]["weight"]
     assert mx.abs(plain).sum().item() > 0
-    for function in (net.run, lambda x: named(x), lambda x: net.run(x)):
-        same(gradients(net, ms.checkpoint(function), x)["block"]["conv"]["weight"], plain)
+
+    @ms.checkpoint
+    def late(x):
+        return named(x)
+
+    named, several = net.block, [net.block]
+    functions = [
+        net.run, lambda x: named(x), lambda x: net.run(x), lambda x: NAMED(x), lambda x: several[0](x),
+        partial(lambda block, x: block(x), named), partial(lambda x, block: block(x), block=named),
+    ]  # fmt: skip
+    for function in [late, *map(ms.checkpoint, functions)]:
+        same(gradients(net, function, x)["block"]["conv"]["weight"], plain)
+        assert named["conv"]["weight"].shape == plain.shape and net.block is named
+
+
+def test_a_checkpoint_leaves_modules_as_they_were():
+    class Table(mlx.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.index = mx.arange(5.0), mx.array([[0, 1, 2]])
+
+        def __call__(self, z):
+            return z + self.table[self.index]
+
+    table, dense = Table(), mlx.nn.Linear(3, 3)
+    own = dict(dense)
+    z = mx.ones((4, 3))
+    for net in (table, dense):
+        function = ms.checkpoint(partial(lambda net, z: net(z), net))
+
+        def loss(z, function=function):
+            return function(z).square().sum()
+
+        wanted = mx.grad(lambda z, net=net: net(z).square().sum())(z)
+        for transformed in (mx.grad(loss), mx.compile(mx.grad(loss)), mx.vmap(mx.grad(loss))):
+            same(transformed(z), wanted)
+        gradient = mlx.nn.value_and_grad(net, loss)(z)[1]
+        assert all(mx.abs(a).sum().item() > 0 for name, a in gradient.items() if name != "index")
+        mx.eval(net.parameters())
+    assert all(dense[name].tolist() == own[name].tolist() for name in ("weight", "bias"))
 
 
 @pytest.mark.parametrize("wrap", [ms.checkpoint, ms.compile, ms.staged])
