@@ -89,3 +89,30 @@ def test_interpolation_at_the_ends_of_the_lattice(scale):
     y = ops.upsample_trilinear(x.with_capacity(len(coarse) + 1), scale, out=fine)
     wanted = ops.upsample_trilinear(x, scale, out=fine)
     np.testing.assert_allclose(np.array(y.feats), np.array(wanted.feats), rtol=1e-6)
+
+
+def test_a_compiled_function_tells_of_a_set_that_was_there_before():
+    """Only sets that were made inside told of their overflow."""
+    x, w = line([3]), mx.ones((1, 2, 2, 2, 1))
+    step = ms.compile(lambda w: ops.conv3d(x, w, capacity=2).feats.sum())
+    ops.conv3d(x, w, capacity=2)
+    with pytest.raises(CapacityError, match="need 16 rows"):
+        step(w)
+
+
+@pytest.mark.parametrize("around", [mx.compile, ms.compile])
+def test_a_compiled_function_may_be_called_in_another(around):
+    """Its status there is no value that it could read later."""
+    y = ops.conv3d(line([3]), mx.ones((1, 2, 2, 2, 1)), capacity=16)
+    step = ms.compile(lambda t: t.replace(t.feats * 2))
+    outer = around(lambda t: step(t).feats.sum())
+    for _ in range(2):
+        assert outer(y).item() == 2 * y.feats.sum().item()
+        assert step(y).feats.tolist() == (2 * y.feats).tolist()
+    step.check()
+    few = ops.conv3d(line([3]), mx.ones((1, 2, 2, 2, 1)), capacity=2)
+    if around is ms.compile:
+        with pytest.raises(CapacityError, match="need 16 rows"):
+            outer(few)
+    with pytest.raises(CapacityError, match="need 16 rows"):
+        step(few)

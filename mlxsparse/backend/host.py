@@ -327,9 +327,12 @@ def _get_pool() -> ThreadPoolExecutor:
                 initializer=lambda: _worker_ids.append(threading.get_native_id()),
             )
             here = threading.Barrier(number + 1)
-            for _ in range(number):  # all start now
-                _pool.submit(here.wait)
-            here.wait()
+            try:
+                for _ in range(number):  # all start now
+                    _pool.submit(here.wait)
+                here.wait()
+            except RuntimeError:  # the system gives no more of them
+                here.abort()
         return _pool
 
 

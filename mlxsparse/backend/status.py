@@ -109,6 +109,18 @@ def _tell(status: mx.array) -> None:
         seen.append(status)
 
 
+def found_again(status: mx.array) -> None:
+    """Tell those who watch of a set that was there before they did."""
+    if _here.watching and not is_clear(status) and not any(one is status for one in _here.watching[-1]):
+        _tell(status)
+
+
+def told(status: mx.array) -> bool:
+    """Tell those who watch, of a status that is theirs to read. False: nobody does."""
+    _tell(status)
+    return bool(_here.watching)
+
+
 class _Here(threading.local):
     def __init__(self) -> None:
         self.watching: list[list[mx.array]] = []  # of this thread: another one traces something else
@@ -139,8 +151,8 @@ def raise_for_sent(status: Sent) -> None:
     ((bits, needed, *stride),) = status.read()
     if bits & RANGE:
         raise CoordinateRangeError(
-            f"the sites of stride {tuple(stride)} leave (-2**30, 2**30), their spatial_shape, or a box of "
-            "2**62 cells, so the set was left empty: shift or crop the coordinates"
+            f"the sites of stride {tuple(stride)} leave (-2**30, 2**30), their spatial_shape, the bounds= of "
+            "mlxsparse.compile, or a box of 2**62 cells, so the set was left empty: shift or crop them"
         )
     if bits & OVERFLOW:
         raise CapacityError(

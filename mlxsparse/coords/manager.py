@@ -21,6 +21,7 @@ import numpy as np
 from ..backend import executor, fast
 from ..backend.device import trace, tracing
 from ..backend.host import to_mlx, view
+from ..backend.status import found_again
 from ..engine import neighbors, supports
 from ..engine.device_map import DeviceMap
 from ..engine.index import build_index
@@ -99,8 +100,8 @@ class CoordinateManager:
         # Compiled loops read the rows as they lie.
         columns = list(active.T) if fast.available() else columns_of(active)
         bounds = bounds_of(active) if count else None
-        if bounds is not None:
-            check_range(bounds, batch_size, shape)
+        if bounds is not None:  # counts need batch numbers in range
+            check_range(bounds, batch_size, shape if validate else None)
         if batch_size is None:
             batch_size = items_up_to(bounds.high[0]) if bounds is not None else 0
         if count < len(rows):
@@ -210,11 +211,11 @@ class CoordinateManager:
         rule += (capacity,)
         with self.lock:
             found = key._derived.get(rule)
-            if found is not None:
+            record = key._record.derived.get(rule) if found is None else found._record
+            if record is not None:
                 self._hits["coordinates"] += 1
-                return found
-            record = key._record.derived.get(rule)
-            if record is None:
+                found_again(record.status)
+            else:
                 if executor() == "kernel":
                     record = device.derived(key, kernel, support, lattice, bounds, capacity)
                 else:
@@ -223,9 +224,8 @@ class CoordinateManager:
                 self._built["coordinates"] += 1
                 if tracing():
                     trace(f"coordinates {support} {_sites(key._record)} -> {_sites(record)}")
-            else:
-                self._hits["coordinates"] += 1
-            found = key._derived[rule] = self._key(record, key)
+            if found is None:
+                found = key._derived[rule] = self._key(record, key)
         return found
 
     def created(

@@ -56,17 +56,20 @@ class Sequential(Module):
             elif type(layer) is BatchNorm and type(after) is ReLU:
                 x, done = norm_act(layer, after, x), True
             else:
-                if isinstance(x, SparseTensor):
-                    _check_layer(layer)
-                x = layer(x)
+                x = _called(layer, x)
         return x
 
 
-def _check_layer(layer: Any) -> None:
-    """DTypeError for a layer of mlx.nn, which takes arrays; MLX's own error names neither."""
+def _called(layer: Any, x: Any) -> Any:
     kind = type(layer)
-    if kind.__module__.startswith("mlx.nn.layers.") and kind not in (mlx.nn.Sequential, mlx.nn.Identity):
-        raise DTypeError(f"mlx.nn.{kind.__name__} takes no SparseTensor. {HINT}")
+    if not isinstance(x, SparseTensor) or not kind.__module__.startswith("mlx.nn.layers."):
+        return layer(x)
+    if kind is mlx.nn.Sequential:
+        return layer(x)
+    try:
+        return layer(x)  # which those do that give back what they got: Identity, a Dropout in evaluation
+    except Exception as error:  # MLX's own names neither
+        raise DTypeError(f"mlx.nn.{kind.__name__} takes no SparseTensor. {HINT}") from error
 
 
 class SqueezeExcitation(Module):

@@ -203,8 +203,10 @@ def voxelize(
     if not np.all(np.isfinite(start)):
         raise MLXSparseError(f"origin and the lower bound must be finite, got {start.tolist()}")
     grid = None if spatial_shape is None else triple(spatial_shape, "spatial_shape", least=0)
-    if grid is not None:  # with a voxel more around it: which points lie in the grid their sites tell
-        reach = np.concatenate([start - size, start + size * (np.array(grid) + 1.0)])
+    if grid is not None:  # wider than it is, as float32 rounds: which points lie in the grid their sites tell
+        end = start + size * np.array(grid)
+        more = size + np.maximum(np.abs(start), np.abs(end)) * 2.0**-20
+        reach = np.concatenate([start - more, end + more])
         limits = reach if limits is None else np.concatenate(
             [np.maximum(limits[:3], reach[:3]), np.minimum(limits[3:], reach[3:])]
         )

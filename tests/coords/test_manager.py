@@ -55,3 +55,5 @@ def test_unchecked_coordinates_have_batch_numbers_in_range(batch):
         return
     with pytest.raises(CoordinateRangeError, match="batch"):
         ms.SparseTensor(coords, mx.ones((2, 1)), validate=False, batch_size=2)
+    far = np.array([[0, 9, 0, 0]], np.int32)
+    assert ms.SparseTensor(far, mx.ones((1, 1)), spatial_shape=4, validate=False).num_active == 1

@@ -350,5 +350,7 @@ def test_sequential_names_the_layer_for_sparse_tensors(name, sizes):
     x = cloud(20)
     with pytest.raises(DTypeError, match=f"mlx.nn.{name} takes no SparseTensor.*mlxsparse.nn"):
         ms.nn.Sequential(ms.nn.Linear(6, 6), getattr(mlx.nn, name)(*sizes))(x)
-    both = ms.nn.Sequential(mlx.nn.Sequential(mlx.nn.Identity()), ms.nn.ReLU())
-    assert both(x).key is x.key
+    both = ms.nn.Sequential(mlx.nn.Sequential(mlx.nn.Identity()), mlx.nn.Dropout(0.5), ms.nn.ReLU())
+    with pytest.raises(DTypeError, match="Dropout"):
+        both(x)
+    assert both.eval()(x).key is x.key

@@ -301,6 +301,9 @@ def test_a_spatial_shape_is_the_tensors_and_drops_what_rounds_out_of_it():
     assert down.spatial_shape == (2, 2, 2) and ops.dense(down).shape == (1, 2, 2, 2, 3)
     with pytest.raises(ShapeError, match="spatial_shape"):
         mlxsparse.voxelize(points, voxel_size=0.1, spatial_shape=-1)
+    near = mx.array([[500000.125, 0, 0]])  # float32 is coarser there than a voxel
+    more = {"origin": (500000.0, 0, 0), "spatial_shape": (13, 1, 1)}
+    assert mlxsparse.voxelize(near, mx.ones((1, 1)), 0.01, **more).tensor.coords.tolist() == [[0, 12, 0, 0]]
 
 
 def test_bounds_are_corners_and_batch_numbers_in_reach():
