@@ -95,8 +95,13 @@ def left_out(path: str, unused: Mapping[str, str], count: int) -> dict[str, str]
     words = ", ".join(f"{name} ({kind})" for name, kind in unused.items() if name in known)
     if not words:
         return {}
-    warnings.warn(f"{path!r}: left out, not one value for each of its {count} points: {words}", stacklevel=4)
+    warnings.warn(f"{path!r}: {left_out_sentence(words, count)}", stacklevel=4)
     return {"left out": words}
+
+
+def left_out_sentence(words: str, count: int) -> str:
+    """What the detail "left out" of a cloud of `count` points means, for warnings and errors."""
+    return f"left out, not one value for each of its {count} points: {words}"
 
 
 def other_fields(cloud: PointCloud) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import MLXSparseError, PointCloudError
-from ..io.cloud import INPUT_FIELDS, LABEL_FIELDS, PointCloud
+from ..io.cloud import INPUT_FIELDS, LABEL_FIELDS, PointCloud, left_out_sentence
 from ..ops.voxel import Voxels, voxelize
 from .relief import LOW_CELLS, PLANE_CELLS, relief, scales_of, squashed
 
@@ -95,7 +95,7 @@ def labels_of(cloud: PointCloud) -> np.ndarray:
 def _left_out(cloud: PointCloud) -> str:
     """What the reader left out of the cloud, to end a message about a field that is not there."""
     words = cloud.details.get("left out")
-    return f"; left out, not one value for each of {len(cloud)} points: {words}" if words else ""
+    return f"; {left_out_sentence(words, len(cloud))}" if words else ""
 
 
 def choose_settings(

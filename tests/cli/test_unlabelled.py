@@ -85,8 +85,8 @@ def test_a_warning_is_one_line(tmp_path, capsys):
     np.savez(path, points=points, label=np.zeros(10, int))
     assert main(["train", path, "-o", str(tmp_path / "w")]) == 1
     warning, error = capsys.readouterr().err.splitlines()
-    words = "left out, not one value for each of {}50 points: label (int64, shape (10,))"
-    assert warning == f"mlxsparse: {path!r}: {words.format('its ')}" and error.endswith(words.format(""))
+    words = "left out, not one value for each of its 50 points: label (int64, shape (10,))"
+    assert warning == f"mlxsparse: {path!r}: {words}" and error.endswith(f"; {words}")
     assert main(["info", path]) == 0
     said = capsys.readouterr()
     assert said.err.splitlines() == [warning] and "  left out   label (int64, shape (10,))" in said.out

@@ -149,7 +149,7 @@ def test_arrays_of_an_input_or_class_that_have_another_length_are_told_of(tmp_pa
     assert len(told) == 1 and told[0].filename == __file__
     assert str(told[0].message) == f"{path!r}: left out, not one value for each of its 6 points: {said}"
     assert cloud.details["left out"] == said and set(cloud.fields) == {"x", "y", "z", "red"}
-    with pytest.raises(PointCloudError, match=r"left out, not one value .* of 6 points: label \(int64"):
+    with pytest.raises(PointCloudError, match=r"left out, not one value .* of its 6 points: label \(int64"):
         labels_of(cloud)
     cloud.fields["class"] = np.arange(6) % 2
     with pytest.raises(PointCloudError, match=r"no field 'intensity' .* intensity \(float32, shape \(5,\)\)"):
