@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -46,6 +47,8 @@ def parser() -> argparse.ArgumentParser:
             name, help=description.splitlines()[0], description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
+        # "-1,0" and "-1=noise" are values, as later versions of Python take them: no option begins so.
+        sub._negative_number_matcher = re.compile(r"-\d")
         sub.add_argument(
             "--device", choices=("cpu", "gpu"), default="cpu", help="where to compute (default: %(default)s)"
         )

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxsparse.cli.main import main
+from mlxsparse.cli.main import main, parser
 from mlxsparse.tasks import segmentation as task
 
 
@@ -33,7 +33,7 @@ TRAIN = ["--epochs", "2", "--channels", "4,8", "--voxel-size", "0.8"]
 
 @pytest.mark.parametrize(
     ("no_label", "options", "told"),
-    [((-1,), [], "-1"), ((0, 7), ["--ignore", "0,7,9"], "0, 7"), ((-1, 0), ["--ignore", "0"], "-1, 0")],
+    [((-1,), [], "-1"), ((0, 7), ["--ignore", "0,7,9"], "0, 7"), ((-1, 0), ["--ignore", "-1,0"], "-1, 0")],
 )
 def test_they_are_no_class(no_label, options, told, tmp_path, capsys):
     cloud, weights = cloud_of(tmp_path / "a.npz", *no_label), str(tmp_path / "w")
@@ -60,6 +60,13 @@ def test_clouds_without_two_classes_are_refused(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["train", cloud, "-o", str(tmp_path / "w"), "--ignore", "3,ground"])
     assert stop.value.code == 2 and "'ground' is not a class number" in capsys.readouterr().err
+
+
+def test_values_may_begin_with_a_negative_number():
+    options = parser().parse_args(["train", "a.npz", "--ignore", "-1,0", "-o", "w"])
+    assert options.ignore == (-1, 0) and options.clouds == ["a.npz"] and options.output == "w"
+    options = parser().parse_args(["view", "a.npz", "--names", "-1=noise,2=ground", "-o", "a.html"])
+    assert options.names == {-1: "noise", 2: "ground"}
 
 
 def test_the_majority_is_of_labelled_points(tmp_path):
