@@ -8,13 +8,14 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..errors import MLXSparseError, PointCloudError
-from ..io.cloud import EXTENSIONS, atomic_write, check_target
+from ..io.cloud import EXTENSIONS, PointCloud, atomic_write, check_target
+from ..tasks.data import Part, Settings, split
 from ..tasks.training import CHECKPOINT
 
 
@@ -71,6 +72,34 @@ def need_library(name: str, what: str) -> None:
         raise MLXSparseError(
             f"{what} needs {name}, which is not installed: pip install 'mlxsparse[app]'"
         ) from error
+
+
+# ---------------------------------------------------------------- clouds
+
+VAL_SPLIT = 0.2  # where --val-split is not given
+
+
+def split_clouds(
+    clouds: Sequence[PointCloud], settings: Settings, val_split: float | None
+) -> tuple[list[Part], list[Part]]:
+    """(training, held-out) parts of each cloud, as `split` makes them; says which have no labelled point.
+
+    PointCloudError where no cloud has one, or where a `val_split` that was given can hold out nothing.
+    """
+    parts = [split(cloud, settings, VAL_SPLIT if val_split is None else val_split) for cloud in clouds]
+    training, held_out = [a for a, _ in parts], [b for _, b in parts]
+    bare = [repr(cloud.path) for cloud, part in zip(clouds, training) if not part.labelled]
+    told = f"no labelled point with finite coordinates in {', '.join(bare)}"
+    if len(bare) == len(clouds):
+        raise PointCloudError(f"{told}; the classes are {', '.join(map(str, settings.classes))}")
+    if bare:
+        print(f"neither trained on nor scored: {told}", file=sys.stderr)
+    if val_split != 0 and not any(part.labelled for part in held_out):
+        told = "a cloud of one labelled point has no part to hold out"
+        if val_split:
+            raise PointCloudError(f"--val-split {val_split:g}: {told}; go without a score by --val-split 0")
+        print(f"no score: {told}")
+    return training, held_out
 
 
 # ---------------------------------------------------------------- output

@@ -18,6 +18,7 @@ from ..tasks import data, pruning
 from ..tasks import segmentation as task
 from ..tasks.scenes import cloud_of
 from .common import (
+    VAL_SPLIT,
     UsageError,
     check_directory,
     check_seed,
@@ -25,6 +26,7 @@ from .common import (
     positive,
     positive_float,
     progress_bar,
+    split_clouds,
     words,
     write_json,
 )
@@ -51,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="learning rate; narrower networks get as much more of it (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--val-split", type=fraction, default=0.2, metavar="X", help="held-out share (default: %(default)s)"
+        "--val-split", type=fraction, metavar="X", help=f"held-out share (default: {VAL_SPLIT})"
     )
     parser.add_argument(
         "--block", type=positive, default=16, help="channels of a block, for blocks (default: %(default)s)"
@@ -106,10 +108,9 @@ def parts_of(
     """(training, held-out) parts of the clouds, else of the demo's scenes."""
     if options.clouds:
         clouds = [read_points(path) for path in options.clouds]
-        parts = [task.split(cloud, settings, options.val_split) for cloud in clouds]
         if other := data.other_classes(clouds, settings):
             print(f"left out of tuning and scores: {other} that the weights do not know", file=sys.stderr)
-        return [a for a, _ in parts], [b for _, b in parts]
+        return split_clouds(clouds, settings, options.val_split)
     make = KINDS[options.kind][0]
     seeds = [*range(options.scenes), *range(HELD_OUT_SEEDS, HELD_OUT_SEEDS + options.held_out)]
     scenes = [cloud_of(make(seed)) for seed in seeds]

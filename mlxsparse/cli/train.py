@@ -4,7 +4,8 @@ Reads LAS, LAZ, COPC, PCD, PLY, KITTI .bin with a .label beside it, .npy, .npz o
 point, holds out the end of each cloud along its longer horizontal axis, trains on the rest, and writes
 model.safetensors, config.json and report.json to the output directory, and after every epoch a
 checkpoint from which --resume goes on. Points of a negative class, or of one that --ignore names, have no
-label: they are neither trained nor scored, but the network sees them.
+label: they are neither trained nor scored, but the network sees them. A cloud may have no labelled point
+where another has some.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ..tasks.data import other_classes
 from ..tasks.metrics import format_table
 from ..tasks.training import CHECKPOINT
 from .common import (
+    VAL_SPLIT,
     channels,
     check_directory,
     check_seed,
@@ -37,6 +39,7 @@ from .common import (
     positive,
     positive_float,
     progress_bar,
+    split_clouds,
     words,
     write_json,
 )
@@ -50,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--epochs", type=positive, default=30, help="passes over the data (default: %(default)s)"
     )
     parser.add_argument(
-        "--val-split", type=fraction, default=0.2, metavar="X", help="held-out share (default: %(default)s)"
+        "--val-split", type=fraction, metavar="X", help=f"held-out share (default: {VAL_SPLIT})"
     )
     parser.add_argument(
         "--voxel-size", type=positive_float, metavar="SIZE",
@@ -99,12 +102,10 @@ def run(options: argparse.Namespace) -> int:
     )  # fmt: skip
     if other := other_classes(clouds, settings):
         print(f"left out of training and scores: {other}", file=sys.stderr)
-    parts = [task.split(cloud, settings, options.val_split) for cloud in clouds]
-    if options.val_split and not any(held.labelled for _, held in parts):
-        print("no score: a cloud of one labelled point has no part to hold out")
+    training, held_out = split_clouds(clouds, settings, options.val_split)
     plan = task.Plan(options.epochs, options.lr, options.seed, options.precision, not options.no_augment)
     report = fit(
-        [a for a, _ in parts], [b for _, b in parts], settings, options.output, plan,
+        training, held_out, settings, options.output, plan,
         channels=options.channels, blocks=options.blocks, resume=options.resume,
     )  # fmt: skip
     print(f"weights: {Path(options.output)}  ({report['seconds']:.0f} s of training)")

@@ -257,7 +257,7 @@ def other_classes(clouds: Sequence[PointCloud], settings: Settings) -> str:
 
 def split(cloud: PointCloud, settings: Settings, val_split: float) -> tuple[Part, Part]:
     """(training, held-out): the last `val_split` of the labelled points along the longer horizontal axis, of
-    two or more at least one.
+    two or more at least one, of none or one none: then all is in the training part.
 
     Points of a class that is not in the settings lie between them without a class, on their side of the cut.
     Points with NaN or infinite coordinates are in neither part.
@@ -271,11 +271,6 @@ def split(cloud: PointCloud, settings: Settings, val_split: float) -> tuple[Part
     part = Part(cloud.points[finite], inputs_of(cloud, settings)[finite], index[finite].astype(np.int32))
     known = part.labels >= 0
     count = part.labelled
-    if count == 0:
-        raise PointCloudError(
-            f"{cloud.path!r} has no labelled point with finite coordinates; "
-            f"the classes are {', '.join(map(str, settings.classes))}"
-        )
     held = np.zeros(len(part), bool)
     if val_split and count > 1:
         along = part.points[:, int(np.argmax(np.ptp(part.points[known, :2], axis=0)))]

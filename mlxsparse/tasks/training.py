@@ -126,7 +126,8 @@ def train(
 
 def _check(batches: Sequence[Part], plan: Plan) -> None:
     if not batches:
-        raise PointCloudError("nothing to train on: no labelled points in the training part; lower val_split")
+        raise PointCloudError("nothing to train on: no labelled points in the training part; give it points "
+                              "of the settings' classes")
     if plan.epochs < 1:
         raise MLXSparseError(f"epochs must be at least 1, got {plan.epochs}")
     if not 0 <= plan.seed < 2**63:

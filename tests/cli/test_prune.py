@@ -177,3 +177,7 @@ def test_training_says_that_nothing_could_be_held_out(tmp_path, capsys):
     arguments = ["--voxel-size", "1", "--epochs", "1", "--channels", "4,8", "-o", str(tmp_path / "out")]
     assert main(["train", *clouds, *arguments]) == 0
     assert "no score: a cloud of one labelled point" in capsys.readouterr().out
+    assert main(["train", *clouds, *arguments, "--val-split", "0"]) == 0
+    assert "no score" not in capsys.readouterr().out
+    assert main(["train", *clouds, *arguments, "--val-split", "0.3"]) == 1
+    assert "--val-split 0.3: a cloud of one labelled point has no part to hold" in capsys.readouterr().err

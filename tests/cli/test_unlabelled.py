@@ -69,6 +69,41 @@ def test_values_may_begin_with_a_negative_number():
     assert options.names == {-1: "noise", 2: "ground"}
 
 
+def test_a_cloud_without_labels_goes_beside_one_with_them(tmp_path, capsys):
+    """In training, in one that is resumed, and in pruning; the labelled cloud may come second."""
+    points = np.random.default_rng(1).random((300, 3)) * (10, 5, 2)
+    np.savez(tmp_path / "bare.npz", points=points, label=np.zeros(300, int))
+    bare, weights = str(tmp_path / "bare.npz"), str(tmp_path / "w")
+    told = f"neither trained on nor scored: no labelled point with finite coordinates in {bare!r}"
+    clouds = [bare, cloud_of(tmp_path / "a.npz", 0)]
+    reports = []
+    for resume in ([], ["--resume"]):
+        assert main(["train", *clouds, "-o", weights, *TRAIN, "--ignore", "0", *resume]) == 0
+        assert told in capsys.readouterr().err.splitlines()
+        reports.append(json.loads((tmp_path / "w" / "report.json").read_text()))
+    assert reports[0]["losses"] == reports[1]["losses"]
+    assert [reports[0][f"{n}_points"] for n in ("training", "held_out", "unlabelled")] == [320, 80, 500]
+    pruned = ["--weights", weights, "-o", str(tmp_path / "p"), "--epochs", "1"]
+    assert main(["prune", *clouds, *pruned]) == 0
+    said = capsys.readouterr()
+    assert told in said.err.splitlines() and "before" in said.out and "no score" not in said.out
+    assert main(["prune", bare, *pruned]) == 1
+    told = f"no labelled point with finite coordinates in {bare!r}; the classes are 3, 5"
+    assert told in capsys.readouterr().err
+
+
+def test_points_without_a_place_are_no_labels(tmp_path, capsys):
+    points, paths = np.random.default_rng(0).random((40, 3)), []
+    for name in "ab":
+        paths.append(str(tmp_path / f"{name}.npz"))
+        np.savez(paths[-1], points=np.where(np.arange(40)[:, None] < 20, points, np.nan),
+                 label=np.where(np.arange(40) < 20, -1, np.arange(40) % 2))  # fmt: skip
+    assert main(["train", *paths, "-o", str(tmp_path / "w"), *TRAIN]) == 1
+    told = f"finite coordinates in {paths[0]!r}, {paths[1]!r}; the classes are 0, 1"
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "w").exists()
+
+
 def test_the_majority_is_of_labelled_points(tmp_path):
     points = np.random.default_rng(0).random((600, 3)) * (10, 5, 2)
     labels = np.where(points[:, 2] > 1.4, 5, 3)
