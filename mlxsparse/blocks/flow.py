@@ -290,12 +290,12 @@ def _slim(module: Module) -> Module:
 def example(model: Module, sites: int = 1) -> Any:
     """A tensor for `model` with the channels that its first layer takes: random features on random sites.
 
-    An array (sites, channels) where that layer is one of MLX, unless the model's own code takes no array.
+    An array (sites, channels) for a model of MLX's own layers, unless its own code takes no array.
     """
     for _, module in model.named_modules()[::-1]:
         if isinstance(module, (_Conv, *LINEAR)):
             channels = module["weight"].shape[-1] * getattr(module, "groups", 1)
-            dtype, of_mlx = _dtype(module), isinstance(module, mlx.nn.Linear)
+            dtype = _dtype(module)
             break
     else:
         raise MLXSparseError("the model has no convolution or linear layer: pass a sample= that it takes")
@@ -305,12 +305,19 @@ def example(model: Module, sites: int = 1) -> Any:
     coords = np.stack([np.zeros_like(xyz), xyz // side**2, xyz // side % side, xyz % side], axis=1)
     feats = rng.standard_normal((sites, channels)).astype(np.float32)
     rows = mx.array(feats).astype(dtype)
-    if of_mlx and _takes(model, rows):
+    if not any(_is_sparse(layer) for layer in model.modules()) and _takes(model, rows):
         return rows
     return SparseTensor(coords.astype(np.int32), rows)
 
 
+def _is_sparse(layer: Module) -> bool:
+    """Whether it takes sparse tensors alone, as all of mlxsparse.nn but for Sequential does."""
+    ours = any(kind.__module__.startswith("mlxsparse.nn.") for kind in type(layer).__mro__)
+    return ours and not isinstance(layer, nn.Sequential)
+
+
 def _takes(model: Module, rows: mx.array) -> bool:
+    """Whether a model without sparse layers takes an array: it may read the features of a tensor itself."""
     try:
         _follow(model, rows, Flow())
     except CouplingError:

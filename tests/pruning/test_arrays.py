@@ -6,8 +6,9 @@ import mlx.core as mx
 import mlx.nn
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
-from mlxsparse import nn
+from mlxsparse import SparseTensor, nn, ops
 from mlxsparse.blocks import Pruner, channel_groups, compress
 from mlxsparse.blocks.flow import example
 from mlxsparse.errors import CouplingError, DTypeError, MLXSparseError
@@ -51,6 +52,34 @@ class Features(mlx.nn.Module):
         return self.head(x.feats)
 
 
+class Timed(mlx.nn.Module):
+    """Convolutions, and a layer of MLX before them for an array that may be left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.time, self.conv, self.act = mlx.nn.Linear(8, 8), nn.SubmConv3d(8, 8, 3), nn.ReLU()
+        self.conv2 = nn.SubmConv3d(8, 8, 3)
+
+    def __call__(self, x, t=None):
+        y = self.act(self.conv(x))
+        return self.conv2(y if t is None else ops.broadcast_mul(y, self.time(t)))
+
+
+class Head(mlx.nn.Module):
+    """One layer that takes sparse tensors alone, after one of MLX that is called with none."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.time, self.layer = mlx.nn.Linear(8, 8), layer
+
+    def __call__(self, x):
+        return self.layer(x)
+
+
+class MyNorm(nn.BatchNorm):
+    pass
+
+
 SAMPLES = {
     "none": (mlp, None),
     "rows": (mlp, mx.ones((3, 8))),
@@ -73,6 +102,32 @@ def test_models_of_mlx_are_pruned_by_blocks_and_compressed(name):
     x = example(model, 20) if sample is None else sample
     args = x if type(x) is tuple else (x,)
     np.testing.assert_allclose(np.array(small(*args)), np.array(model(*args)), atol=2e-3)
+
+
+@pytest.mark.parametrize("structure", ["offsets", "channels", "blocks"])
+def test_models_with_a_layer_of_mlx_before_their_convolutions_run_on_sparse_tensors(structure):
+    model = Timed()
+    Pruner(structure, 0.5, block=(4, 4)).attach(model)
+    small, x = compress(model), example(model, 40)
+    assert sum(a.size for _, a in tree_flatten(small.trainable_parameters())) < 3500
+    np.testing.assert_allclose(np.array(small(x).feats), np.array(model(x).feats), atol=1e-5)
+
+
+LAYERS = {
+    "linear": lambda: nn.Linear(8, 4),
+    "norm": lambda: MyNorm(8),
+    "packed": lambda: nn.BlockSparseConv3d(8, 8, 1, 4, np.ones((2, 1, 1, 1, 2), bool)),
+    "attention": lambda: nn.SparseAttention(8, 1),
+    "activation": nn.ReLU,
+    "pooling": nn.GlobalAvgPool,
+    "gate": lambda: nn.SqueezeExcitation(8),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_of_sparse_tensors_choose_the_sample(name):
+    assert isinstance(example(Head(nn.Sequential(LAYERS[name]()))), SparseTensor)
+    assert isinstance(example(nn.Sequential(mlx.nn.Linear(8, 4), nn.Identity())), mx.array)
 
 
 @pytest.mark.parametrize("sample", [None, mx.ones((3, 8)), (mx.ones((2, 3, 8)),)])
