@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx.nn import Module
 from mlx.utils import tree_flatten
 
-from ..backend.untrained import PARTS
+from ..backend.untrained import PARTS, require_same_parts
 from ..errors import CheckpointError
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -61,8 +61,8 @@ def load_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def load_weights(model: Module, directory: str | os.PathLike[str]) -> None:
-    """Load model.safetensors into `model`; CheckpointError if that cannot be read, or a name or shape
-    differs."""
+    """Load model.safetensors into `model`; CheckpointError, and `model` as it was, if that cannot be read, or
+    a name, a shape, or the blocks or taps that a layer stores differ."""
     path = Path(directory) / WEIGHTS
     if not path.is_file():
         raise CheckpointError(f"{os.fspath(directory)!r} has no {WEIGHTS}")
@@ -74,6 +74,7 @@ def load_weights(model: Module, directory: str | os.PathLike[str]) -> None:
         raise CheckpointError(
             f"cannot read {str(path)!r}: {reason}; copy it again, or train again"
         ) from error
+    require_same_parts(model, arrays)
     # Directories of before have no arrays that say which taps and blocks are stored; config.json told it.
     here: Any = tree_flatten(model.parameters())
     arrays = {k: v for k, v in here if k.rpartition(".")[2] in PARTS} | arrays

@@ -10,10 +10,13 @@ import mlx.nn
 import mlx.optimizers
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten, tree_map
 
 from mlxsparse import SparseTensor, blocksparse, nn, ops
+from mlxsparse.backend import untrained
 from mlxsparse.blocksparse import BlockLayout, BlockSparseLinear, LocalWindow, SparseMultiheadAttention
 from mlxsparse.errors import CheckpointError, DTypeError, MLXSparseError, ShapeError
+from mlxsparse.models.base import WEIGHTS, load_weights
 from mlxsparse.testing import oracle
 
 from ..numeric import poisoned
@@ -261,11 +264,13 @@ def other(kind):
 @pytest.mark.parametrize("kind", STORED)
 def test_weights_of_other_blocks_are_not_loaded(kind, strict, tmp_path):
     layer, fresh, path = other(kind), STORED[kind](), saved(other(kind), tmp_path)
-    with pytest.raises(CheckpointError, match=r"other blocks than this BlockSparse.*update_layout"):
+    match = r"other blocks than this BlockSparse.*update_layout.*some weights may have been put in already"
+    with pytest.raises(CheckpointError, match=match):
         nn.Sequential(fresh).load_weights(path, strict=strict)
-    half = {k: v.astype(mx.float16) for k, v in mx.load(path).items()}
-    with pytest.raises(CheckpointError, match="places differ"):
-        nn.Sequential(STORED[kind]()).load_weights(list(half.items()), strict=strict)
+    assert mx.array_equal(fresh.weight_blocks, STORED[kind]().weight_blocks)
+    flat = {**layer.parameters(), "weight_blocks": mx.ones((layer.weight_blocks.size,), mx.bool_)}
+    with pytest.raises(ValueError, match="shape"):
+        STORED[kind]().load_weights(list(flat.items()), strict=strict)
     fresh.update_layout(mx.load(path)["layers.0.weight_blocks"])
     nn.Sequential(fresh).load_weights(path, strict=strict)
     assert mx.array_equal(fresh.weight_blocks, layer.weight_blocks)
@@ -274,6 +279,22 @@ def test_weights_of_other_blocks_are_not_loaded(kind, strict, tmp_path):
     fewer.update_layout(np.array(fewer.weight_blocks) & False)
     with pytest.raises(ValueError, match="weight"):
         fewer.load_weights(list(layer.parameters().items()), strict=strict)
+
+
+@pytest.mark.parametrize("dtype", [mx.bool_, mx.float16, mx.bfloat16, mx.int32])
+@pytest.mark.parametrize("kind", STORED)
+def test_a_directory_of_other_blocks_changes_no_weights(kind, dtype, tmp_path):
+    theirs, mine = nn.Sequential(nn.Linear(4, 4), other(kind)), nn.Sequential(nn.Linear(4, 4), STORED[kind]())
+    arrays = {k: v.astype(dtype) if "_blocks" in k else v for k, v in tree_flatten(theirs.parameters())}
+    mx.save_safetensors(str(tmp_path / WEIGHTS), arrays)
+    before = {k: np.array(v) for k, v in tree_flatten(mine.parameters())}
+    with pytest.raises(CheckpointError, match=r"^layers\.1\.weight_blocks: .* places differ\)[^;]*; [^;]*$"):
+        load_weights(mine, tmp_path)
+    assert all(np.array_equal(v, before[k]) for k, v in tree_flatten(mine.parameters()))
+    mine.layers[1].update_layout(theirs.layers[1].weight_blocks)
+    load_weights(mine, tmp_path)
+    assert mx.array_equal(mine.layers[1].weight, theirs.layers[1].weight)
+    assert mine.layers[1].weight_blocks.dtype == mx.bool_
 
 
 @pytest.mark.parametrize("kind", STORED)
@@ -286,22 +307,79 @@ def test_weights_that_say_no_blocks_load_where_asked_for(kind):
     assert mx.array_equal(fresh.weight, layer.weight)
 
 
+def averaged(model):
+    """A step of an average of weights."""
+    mean = tree_map(lambda a, b: 0.99 * a + 0.01 * b, model.parameters(), copy.deepcopy(model).parameters())
+    model.update(mean)
+
+
+def traced(model):
+    """A function of the parameters, compiled: they have no values there."""
+    held = model.layers[0]
+    before = dict(held.parameters())
+    mx.compile(lambda p: model.update(p).layers[0].bias * 2)(model.parameters())
+    mx.vmap(lambda b: held.update({"weight_blocks": b}).bias)(before["weight_blocks"][None])
+    held.update({k: v for k, v in before.items() if k != "weight_blocks"})
+
+
+OF_ALL = {
+    "half": lambda model: model.set_dtype(mx.float16),
+    "cast": lambda model: model.apply(lambda a: a.astype(mx.bfloat16)),
+    "uniform": lambda model: model.apply(mlx.nn.init.uniform(0.1, 0.2)),
+    "constant": lambda model: model.apply(mlx.nn.init.constant(0.0)),
+    "ones": lambda model: model.apply(mlx.nn.init.constant(1.0)),
+    "zeros": lambda model: model.apply(mx.zeros_like),
+    "ones like": lambda model: model.apply(mx.ones_like),
+    "product": lambda model: model.apply(lambda a: a * 0),
+    "stacked": lambda model: model.update(tree_map(lambda *a: mx.stack(a), *[model.parameters()] * 2)),
+    "average": averaged,
+    "copied": lambda model: model.apply(lambda a: mx.array(a)),
+    "traced": traced,
+}
+
+
+@pytest.mark.parametrize("name", OF_ALL)
 @pytest.mark.parametrize("kind", STORED)
-def test_which_blocks_are_stored_is_nothing_that_is_trained_or_cast(kind):
+def test_which_blocks_are_stored_is_nothing_that_functions_of_all_parameters_change(kind, name):
     layer = other(kind)
     model, blocks = nn.Sequential(layer), np.array(layer.weight_blocks)
+    OF_ALL[name](model)
+    for made in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert made.weight_blocks.dtype == mx.bool_ and np.array_equal(np.array(made.weight_blocks), blocks)
+        assert set(made.trainable_parameters()) == {"weight", "bias"}
+        with pytest.raises(CheckpointError, match="places differ"):
+            made.update({"weight_blocks": ~layer.weight_blocks})
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_an_average_of_weights_reads_no_blocks(kind, monkeypatch):
+    model, read = nn.Sequential(other(kind)), []
+    monkeypatch.setattr(untrained, "view", lambda a: read.append(a) or np.array(a))
+    averaged(model)
+    model.update(model.parameters())
+    assert not read
+    model.update(copy.deepcopy(model).parameters())
+    assert len(read) == 1  # of the other model alone
+
+
+@pytest.mark.parametrize("value", [None, [1, 0], np.ones((3, 2), bool), 1.0])
+@pytest.mark.parametrize("kind", STORED)
+def test_which_blocks_are_stored_is_an_array(kind, value):
+    layer = STORED[kind]()
+    with pytest.raises(DTypeError, match=r"weight_blocks .* MLX array.*layer\.update_layout\(mask\)"):
+        layer.weight_blocks = value
+    with pytest.raises(DTypeError, match="weight_blocks"):
+        layer.update({"weight_blocks": value}, strict=False)
+    assert mx.array_equal(layer.parameters()["weight_blocks"], STORED[kind]().weight_blocks)
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_which_blocks_are_stored_is_nothing_that_is_trained(kind):
+    layer = other(kind)
+    model = nn.Sequential(layer)
     model.freeze()
     model.unfreeze()
     model.train()
     optimizer = mlx.optimizers.Adam(0.01)
     optimizer.init(model.trainable_parameters())
     assert optimizer.state["layers"][0].keys() == {"weight", "bias"}
-    model.set_dtype(mx.float16)
-    model.apply(lambda a: a.astype(mx.bfloat16))
-    model.apply(mlx.nn.init.uniform(0.1, 0.2))
-    mx.compile(lambda x: x.reshape(-1), inputs=model.state, outputs=model.state)(mx.zeros((2, 2)))
-    mx.vmap(lambda b: layer.update({"weight_blocks": b}).bias)(mx.array(blocks)[None])
-    layer.update_layout(blocks)
-    for made in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert made.weight_blocks.dtype == mx.bool_ and np.array_equal(np.array(made.weight_blocks), blocks)
-        assert set(made.trainable_parameters()) == {"weight", "bias"}
