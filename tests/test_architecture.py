@@ -1,9 +1,9 @@
 """Imports point one way, the core needs only mlx and numpy, and files stay short.
 
 The rule, lowest first: backend < engine < {coords, blocksparse} < arithmetic < tensor < {masks, compiled} <
-ops < nn < blocks < models < tasks < {pipeline, cli}. `errors` lies below all. io, interop, viz and testing
-see nothing above `errors`, with the exceptions named below. The checks read the text of the imports; nothing
-is imported.
+ops < nn < blocks < models < tasks < {pipeline, cli}. `errors` and then `files` lie below all. io, interop,
+viz and testing see nothing above `files`, with the exceptions named below. The checks read the text of the
+imports; nothing is imported.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ PACKAGE = "mlxsparse"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
+    ("files",),
     ("backend",),
     ("engine",),
     ("coords", "blocksparse"),
@@ -116,7 +117,7 @@ def may_import(part: str, target: str) -> bool:
     if target in ("errors", "__version__", part) or part in TOP_LEVEL:
         return True
     if part in STANDALONE:
-        return target in STANDALONE[part]
+        return target == "files" or target in STANDALONE[part]
     if target in STANDALONE:
         return target in USES_STANDALONE.get(part, set())
     return part in LEVEL and target in LEVEL and LEVEL[target] < LEVEL[part]
@@ -198,6 +199,7 @@ PLANTED_DIRECTIONS = {
     "a bridge sees more than its layer": ("testing/adapt.py", "from ..engine import reduce"),
     "the oracle sees production code": ("testing/oracle/conv.py", "from ...engine import reduce"),
     "a layer uses testing": ("ops/a.py", "from ..testing.oracle import conv"),
+    "files sees a layer": ("files.py", "from .backend import device"),
     "errors sees a layer": ("errors.py", "from .backend import device"),
 }
 
@@ -220,6 +222,8 @@ def test_planted_wrong_direction_is_found(case: str) -> None:
         ("cli/demo.py", "from ..tasks import segmentation\nfrom ..io.pcd import read"),
         ("testing/adapt.py", "from mlxsparse.tensor import SparseTensor"),
         ("io/a.py", "from ..errors import PointCloudError\nimport numpy"),
+        ("io/a.py", "from .. import files"),
+        ("backend/a.py", "from ..files import atomic_write"),
     ],
 )
 def test_right_directions_pass(path: str, text: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 
 import mlx.core as mx
 import numpy as np
@@ -92,10 +94,15 @@ def test_tables_of_another_gpu_and_broken_ones(monkeypatch):
     path.write_text(json.dumps({**content, "device": "another"}))
     tuning.forget()
     assert tuning.choose(case, tuning.PATHS) == "tiles"
-    for text in ("{", json.dumps({**content, "entries": [{"case": [1]}]}), "[]"):
+    good = content["entries"][0]
+    cases = [[1], *(["float16", n, 27, 4, 5, 1] for n in ("x", 1.5, 10**400)), [["float16"], 1, 27, 4, 5]]
+    times = ["abc", 1, *({"tiles": ms, "rows": 1.0} for ms in (None, "1", math.nan))]
+    broken = [*({"case": one} for one in cases), *({"ms": one} for one in times)]
+    entries = [json.dumps({**content, "entries": [{**good, **entry}]}) for entry in broken]
+    for text in ("{", "[]", "[" * 100_000, *entries, json.dumps({**content, "entries": 3})):
         path.write_text(text)
         tuning.forget()
-        with pytest.raises(CheckpointError, match="mlxsparse tune"):
+        with pytest.raises(CheckpointError, match="tuning.json.*delete it or run `mlxsparse tune`"):
             tuning.choose(case, tuning.PATHS)
 
 
@@ -132,6 +139,41 @@ def test_tune_needs_a_gpu(capsys):
     assert main(["tune", "--device", "cpu"]) == 2
     assert "--device gpu" in capsys.readouterr().err
     mx.set_default_device(before)
+
+
+@pytest.mark.parametrize("target", ["", "pipe", "folder", "file/below"])
+def test_tune_refuses_what_it_cannot_write_before_it_measures(target, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(tune, "executor", lambda: "kernel")
+    monkeypatch.setattr(tune, "measure", lambda *_: pytest.fail("measured"))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    assert main(["tune", "--out", target and str(tmp_path / target)]) == (1 if target else 2)
+    error = capsys.readouterr().err
+    assert error.startswith("mlxsparse: error: ") and error.count("\n") == 1
+    assert target.partition("/")[0] in error
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder", "pipe"]
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_tune_prints_what_it_cannot_write(tmp_path, capsys, monkeypatch):
+    case = tuning.Case("float32", 40, 27, 4, 5)
+
+    def measure(*_):
+        os.mkfifo(tmp_path / "table")
+        return [(case, {"tiles": 1.5})]
+
+    monkeypatch.setattr(tune, "executor", lambda: "kernel")
+    monkeypatch.setattr(tune, "measure", measure)
+    assert main(["tune", "-o", str(tmp_path / "table")]) == 1
+    said = capsys.readouterr()
+    assert "1.500*" in said.out and "wrote" not in said.out and "a device or a pipe" in said.err
+    assert [p.name for p in tmp_path.iterdir()] == ["table"] and (tmp_path / "table").is_fifo()
+    (tmp_path / "table").unlink()
+    monkeypatch.setattr(tune, "measure", lambda *_: [(case, {"rows": 1.5})])
+    assert main(["tune", "-o", str(tmp_path / "new" / "table")]) == 0
+    monkeypatch.setenv("MLXSPARSE_TUNING", str(tmp_path / "new" / "table"))
+    assert tuning.choose(case, tuning.PATHS) == "rows"
 
 
 @pytest.mark.parametrize("path", ["tiles", "rows", "gather"])

@@ -14,13 +14,13 @@ import hashlib
 import os
 import pathlib
 import sys
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from ..errors import MLXSparseError
+from ..files import atomic_write
 from .device import cache_folder, trace
 
 NAME = "KERNEL_NAME"  # what the kernel is called in a text
@@ -124,8 +124,7 @@ def _keep(path: pathlib.Path, code: bytes) -> None:
     """Write whole or not at all; a folder that cannot be written costs each process the compilation."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        with atomic_write(path, MLXSparseError) as file:
             file.write(code)
-        os.replace(file.name, path)
-    except OSError as error:
+    except (OSError, MLXSparseError) as error:
         trace(f"compiled kernels are not kept: {error}", once=True)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from ..errors import CheckpointError, MLXSparseError
+from ..files import atomic_write
 from .device import cache_folder, trace, tracing
 from .host import setting
 
@@ -115,13 +116,15 @@ def device_name() -> str:
 
 
 def write(results: list[tuple[Case, dict[str, float]]], path: pathlib.Path) -> None:
-    """Write milliseconds of each path by case, for this machine's GPU."""
+    """Write milliseconds of each path by case, for this machine's GPU; CheckpointError if it cannot."""
     entries = [{"case": list(case), "ms": times} for case, times in results]
     content = {"version": VERSION, "device": device_name(), "entries": entries}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(temporary, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {str(path)!r}: {error}") from error
+    with atomic_write(path, CheckpointError) as stream:
+        stream.write((json.dumps(content, indent=1) + "\n").encode())
     forget()
 
 
@@ -138,7 +141,7 @@ def _entries(device: str, *_: bytes | None) -> tuple[tuple[Case, dict[str, float
         content: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
         return ()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"cannot read the tuning table {str(path)!r}: {error}; delete it or run `mlxsparse tune` again"
         ) from error
@@ -146,11 +149,21 @@ def _entries(device: str, *_: bytes | None) -> tuple[tuple[Case, dict[str, float
         if (content["version"], content["device"]) != (VERSION, device):
             trace(f"tuning table {path} is for {content['device']}, not for {device}: not used", once=True)
             return ()
-        return tuple((Case(*entry["case"]), dict(entry["ms"])) for entry in content["entries"])
-    except (KeyError, TypeError) as error:
+        return tuple(_entry(entry) for entry in content["entries"])
+    except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the tuning table {str(path)!r} is malformed ({error!r}): delete it or run `mlxsparse tune`"
         ) from error
+
+
+def _entry(entry: Any) -> tuple[Case, dict[str, float]]:
+    case, times = Case(*entry["case"]), dict(entry["ms"])
+    if not isinstance(case.dtype, str) or any(type(n) is not int or not 0 <= n < 2**63 for n in case[1:]):
+        raise ValueError(f"{list(case)} is no case: a type and whole numbers are needed")
+    # No Python error and no NaN in a comparison later.
+    if any(type(ms) not in (int, float) or not 0 <= ms < math.inf for ms in times.values()):
+        raise ValueError(f"{times} are no milliseconds")
+    return case, times
 
 
 def _nearest(case: Case, device: str) -> dict[str, float]:

@@ -105,6 +105,12 @@ def split_clouds(
 # ---------------------------------------------------------------- output
 
 
+def check_named(path: str, what: str) -> None:
+    """UsageError if `path` is empty, as an unset variable of a shell is: it would be the folder one is in."""
+    if not path:
+        raise UsageError(f"{what} is an empty path; name one ('.' is the folder you are in)")
+
+
 def check_other(path: str, read: str, what: str) -> None:
     """UsageError if the output `path` is `read`, which the command reads."""
     if all(map(os.path.exists, (path, read))) and os.path.samefile(path, read):
@@ -114,8 +120,9 @@ def check_other(path: str, read: str, what: str) -> None:
 def check_directory(path: str, weights: str = "") -> None:
     """PointCloudError if the output directory `path` could not be made or written; makes nothing.
 
-    UsageError if it is `weights`, a directory that is read.
+    UsageError if it is empty, or `weights`, a directory that is read.
     """
+    check_named(path, "the output directory")
     check_other(path, weights, "where the weights are read from")
     target = Path(path).absolute()
     while not target.exists() and target != target.parent:
@@ -142,13 +149,19 @@ def make_directory(path: str) -> Path:
     return folder
 
 
-def check_output_file(path: str, cloud: str) -> None:
-    """PointCloudError if a file at `path` could not be made; UsageError if it is `cloud`, which is read."""
-    target = Path(path)
-    check_other(path, cloud, "the cloud itself")
-    if target.is_dir():
+def check_file(path: str) -> None:
+    """PointCloudError if the output `path` is a directory, a device or a pipe."""
+    if os.path.isdir(path):
         raise PointCloudError(f"the output {path!r} is a directory; name a file")
     check_target(path)
+
+
+def check_output_file(path: str, cloud: str) -> None:
+    """PointCloudError if a file at `path` could not be made; UsageError if it is `cloud`, which is read."""
+    check_named(path, "the output")
+    target = Path(path)
+    check_other(path, cloud, "the cloud itself")
+    check_file(path)
     if not target.parent.is_dir():
         raise PointCloudError(f"the output {path!r} lies in a directory that does not exist")
     if not os.access(target.parent, os.W_OK):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from pathlib import Path
 
 from ..io.points import read_points
 from ..tasks import data, pruning
@@ -21,8 +20,10 @@ from .common import (
     VAL_SPLIT,
     UsageError,
     check_directory,
+    check_named,
     check_seed,
     fraction,
+    make_directory,
     positive,
     positive_float,
     progress_bar,
@@ -76,11 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prune, print the table, write the directory."""
     check_directory(options.output, options.weights)
+    check_named(options.weights, "--weights")
     check_seed(options.seed)
     model, settings = task.load(options.weights)
     block = (options.block, options.block)
     pruning.check(model, settings, options.structure, block, options.exclude)
     training, held_out = parts_of(options, settings)
+    folder = make_directory(options.output)
     with progress_bar("fine-tune") as progress:
         result = pruning.prune(
             model, settings, training, held_out,
@@ -90,14 +93,14 @@ def run(options: argparse.Namespace) -> int:
         )  # fmt: skip
     print(result.report)
     print(pruning.table(result.rows))
-    task.save(result.model, settings, options.output)
+    task.save(result.model, settings, folder)
     report = {
         "structure": options.structure,
         "sparsity": options.sparsity,
         "device": options.device,
         "rows": [dataclasses.asdict(row) for row in result.rows],
     }
-    write_json(Path(options.output) / "report.json", report)
+    write_json(folder / "report.json", report)
     print(f"weights: {options.output}")
     return 0
 

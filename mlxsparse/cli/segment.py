@@ -14,7 +14,14 @@ import numpy as np
 
 from ..io.points import check_output, read_points, write_labels
 from ..tasks import segmentation as task
-from .common import check_label_extension, check_other, check_output_file, positive, progress_bar
+from .common import (
+    check_label_extension,
+    check_named,
+    check_other,
+    check_output_file,
+    positive,
+    progress_bar,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +51,7 @@ def run(options: argparse.Namespace) -> int:
     """Predict and write; the output appears whole or not at all."""
     check_output_file(options.output, options.cloud)
     check_label_extension(options.output)
+    check_named(options.weights, "--weights")
     model, settings = task.load(options.weights)
     cloud = read_points(options.cloud)
     check_other(options.output, cloud.details.get("labels", ""), "where the cloud's classes are read from")

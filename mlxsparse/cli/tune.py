@@ -23,14 +23,14 @@ from ..engine.conv_kernel import tuning_case
 from ..engine.device_map import DeviceMap
 from ..errors import MLXSparseError
 from ..tensor import SparseTensor
-from .common import UsageError, progress_bar
+from .common import UsageError, check_directory, check_file, check_named, progress_bar
 
 TYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `mlxsparse tune`."""
-    parser.add_argument("-o", "--out", type=pathlib.Path, help="file to write (default: where it is read)")
+    parser.add_argument("-o", "--out", metavar="FILE", help="file to write (default: where it is read)")
     parser.add_argument("--rows", type=int, nargs="+", default=[300, 3_000, 30_000, 200_000], metavar="N")
     parser.add_argument("--channels", type=int, nargs="+", default=[16, 32, 64, 128, 256], metavar="C")
     parser.add_argument("--types", nargs="+", choices=sorted(TYPES), default=["float16", "float32"])
@@ -40,14 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, write."""
+    """Measure, print, write; a file that cannot be written is told before."""
     if executor() != "kernel":
         raise UsageError("tune measures a GPU: --device gpu, where there is one; a CPU has one path")
     if min(options.rows + options.channels + [options.calls]) < 1:
         raise UsageError("--rows, --channels and --calls take positive numbers")
+    target = str(tuning.table_path()) if options.out is None else options.out
+    check_named(target, "--out")
+    check_directory(str(pathlib.Path(target).parent))
+    check_file(target)
     results = measure(options.rows, options.channels, options.types, options.calls)
-    target = options.out or tuning.table_path()
-    tuning.write(results, target)
     print(f"{'case':52s} " + " ".join(f"{path:>10s}" for path in tuning.PATHS) + "  ms")
     for case, times in results:
         best = min(times, key=lambda path: times[path])
@@ -55,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
         name = f"{case.dtype} {case.rows} rows {channels}, {case.filled}% filled"
         cells = [_cell(times.get(path), path == best) for path in tuning.PATHS]
         print(f"{name:52s} " + " ".join(cells))
+    tuning.write(results, pathlib.Path(target))
     print(f"wrote {target}")
     return 0
 

@@ -203,6 +203,8 @@ def class_names(text: str) -> dict[int, str]:
     try:
         if text.endswith(".json"):
             return {int(number): str(name) for number, name in json.loads(Path(text).read_text()).items()}
+        if not text:
+            raise ValueError("an unset variable of a shell")
         parts = [part.strip() for part in text.split(",")]
         if "=" in text:
             pairs = [part.split("=", 1) for part in parts]

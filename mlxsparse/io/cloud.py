@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import io
 import os
-import secrets
-import stat
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from .. import files
 from ..errors import PointCloudError
 
 #: File-name extensions and the content that each promises. "bin" is KITTI's or nuScenes' table of float32.
@@ -159,77 +156,11 @@ def check_range(labels: np.ndarray, low: int, high: int, what: str) -> None:
                               f"{low} to {high}")
 
 
-class _Writer:
-    """A binary file that libraries can only reach through its methods.
-
-    NumPy writes to a file's descriptor where there is one, past the errors of a full disk; and what some
-    libraries raise instead of an OSError does not say what happened: `error` does.
-    """
-
-    def __init__(self, stream: BinaryIO):
-        self._stream = stream
-        self.error: OSError | None = None
-
-    def write(self, content: Any) -> int:
-        try:
-            return self._stream.write(content)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def fileno(self) -> int:
-        raise io.UnsupportedOperation("write to this file by write()")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
 def check_target(path: str | os.PathLike[str]) -> None:
     """PointCloudError where `path` can be no file: a device, a pipe, or a name that the system refuses."""
-    try:
-        mode = os.stat(path).st_mode  # through links, /dev/stdout too
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise PointCloudError(f"cannot write {os.fspath(path)!r}: {error}") from error
-    # A folder has the error of the system, where it is to be replaced.
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise PointCloudError(f"cannot write {os.fspath(path)!r}: it is a device or a pipe, and a file would "
-                              "take its place; name a file")
+    files.check_target(path, PointCloudError)
 
 
-def _temporary(target: Path) -> Path:
-    """A new name beside `target`; of a long name only the start, for names end at 255 bytes."""
-    name, end = target.name, f".{secrets.token_hex(4)}.tmp"
-    while len(os.fsencode(name)) > 254 - len(end):
-        name = name[:-1]  # by characters: half of one is no name everywhere
-    return target.with_name(f".{name}{end}")
-
-
-@contextlib.contextmanager
-def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Binary file whose content appears at `path` whole when the block ends, or not at all if it raises.
-
-    The bytes go to a temporary file in the same directory, which is flushed to disk and then renamed.
-    An OSError becomes a PointCloudError that names `path`.
-    """
-    # A link keeps pointing where it did: its target is replaced.
-    target = Path(os.path.realpath(path))
-    check_target(path)
-    temporary = _temporary(target)
-    writer: Any = None
-    try:
-        with open(temporary, "xb+") as stream:
-            writer = _Writer(stream)
-            yield writer
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, target)
-    except Exception as error:
-        reason = error if isinstance(error, OSError) else writer.error if writer else None
-        if reason is None:
-            raise
-        raise PointCloudError(f"cannot write {os.fspath(path)!r}: {reason}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+def atomic_write(path: str | os.PathLike[str]) -> AbstractContextManager[BinaryIO]:
+    """`files.atomic_write`, whose errors are PointCloudErrors that name `path`."""
+    return files.atomic_write(path, PointCloudError)

@@ -14,34 +14,28 @@ from mlx.utils import tree_flatten
 
 from ..backend.untrained import PARTS, require_same_parts
 from ..errors import CheckpointError
+from ..files import atomic_write
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 def save_model(model: Module, config: dict[str, Any], directory: str | os.PathLike[str]) -> None:
-    """Write model.safetensors and config.json; each appears whole or not at all."""
+    """Write model.safetensors and config.json; each appears whole or not at all.
+
+    CheckpointError if they cannot be written.
+    """
     folder = Path(directory)
     # MLX does not notice a full disk, so it writes to memory.
     memory = io.BytesIO()
     mx.save_safetensors(memory, dict(tree_flatten(model.parameters())), {"format": "mlx"})
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_whole(folder / WEIGHTS, memory.getvalue())
-        _write_whole(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+        with atomic_write(folder / WEIGHTS, CheckpointError) as stream:
+            stream.write(memory.getbuffer())
+        with atomic_write(folder / CONFIG, CheckpointError) as stream:
+            stream.write((json.dumps(config, indent=2) + "\n").encode())
     except OSError as error:
         raise CheckpointError(f"cannot write weights to {os.fspath(directory)!r}: {error}") from error
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "xb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def load_config(directory: str | os.PathLike[str]) -> dict[str, Any]:

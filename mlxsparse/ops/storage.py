@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from ..backend import host
 from ..backend.features import zero_padding
 from ..coords import CoordinateManager
 from ..errors import CheckpointError, MLXSparseError
+from ..files import atomic_write
 from ..tensor import SparseTensor
 from .check import check_tensor
 
@@ -35,7 +34,7 @@ def save(path: str | os.PathLike[str], x: SparseTensor) -> None:
     """
     check_tensor(x)
     x.check()
-    key, target = x.key, Path(os.path.realpath(path))  # a link keeps pointing where it did
+    key = x.key
     coords = np.array(host.view(x.coords))
     coords[key.count :] = (-1, 0, 0, 0)
     feats = zero_padding(x.feats, x.active_rows)
@@ -53,16 +52,9 @@ def save(path: str | os.PathLike[str], x: SparseTensor) -> None:
         "active_rows": json.dumps(key.count),
         "fixed_capacity": json.dumps(key.fixed_capacity),
     }
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    try:
+    with atomic_write(path, CheckpointError) as stream:
         # Not mx.save_safetensors, which refuses arrays without elements in some versions.
-        temporary.write_bytes(_bytes(arrays, metadata))
-        os.replace(temporary, target)
-    except OSError as error:
-        raise CheckpointError(f"cannot write a sparse tensor to {os.fspath(path)!r}: {error}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+        stream.write(_bytes(arrays, metadata))
 
 
 def load(path: str | os.PathLike[str], *, manager: CoordinateManager | None = None) -> SparseTensor:

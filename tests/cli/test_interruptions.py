@@ -13,11 +13,14 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.nn import Linear
 
+from mlxsparse.backend import cuda_compile
+from mlxsparse.cli.common import make_directory
 from mlxsparse.cli.main import main
 from mlxsparse.errors import PointCloudError
-from mlxsparse.io import cloud as io_cloud
 from mlxsparse.io.points import read_points, write_labels
+from mlxsparse.models.base import load_config, load_weights, save_model
 from tests.cli.test_commands import classified_cloud
 
 ROOT = Path(__file__).parents[2]
@@ -82,6 +85,18 @@ def test_a_killed_training_resumes_to_the_same_weights(cloud, tmp_path):
     assert {p.name for p in whole.iterdir()} == {p.name for p in broken.iterdir()}
 
 
+def test_weights_are_saved_beside_what_a_killed_process_of_this_id_left(tmp_path):
+    left = {tmp_path / f".{name}.{os.getpid()}.tmp" for name in ("model.safetensors", "config.json")}
+    for path in left:
+        path.write_bytes(b"half of it")
+    save_model(Linear(2, 3), {"a": 1}, tmp_path)
+    assert load_config(tmp_path) == {"a": 1}
+    load_weights(Linear(2, 3), tmp_path)
+    assert {p for p in tmp_path.iterdir() if p.suffix == ".tmp"} == left  # not this call's to take away
+    make_directory(str(tmp_path))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
 class FullDisk:
     """A file that takes `room` bytes, then says that no space is left."""
 
@@ -112,11 +127,18 @@ def test_a_full_disk_leaves_the_old_file(cloud, suffix, tmp_path, monkeypatch):
     old = (tmp_path / f"out{suffix}").read_bytes()
     files = sorted(p.name for p in tmp_path.iterdir())
     for room in (0, 100, len(old) // 2, len(old) - 1):
-        monkeypatch.setattr(io_cloud, "open", lambda p, m, room=room: FullDisk(p, m, room), raising=False)
+        full = lambda path, mode, room=room: FullDisk(path, mode, room)  # noqa: E731
+        monkeypatch.setattr("mlxsparse.files.open", full, raising=False)
         with pytest.raises(PointCloudError, match="No space left"):
             write_labels(source, labels + 1, tmp_path / f"out{suffix}")
         assert (tmp_path / f"out{suffix}").read_bytes() == old
         assert sorted(p.name for p in tmp_path.iterdir()) == files
+
+
+def test_a_full_disk_keeps_no_part_of_a_compiled_kernel(tmp_path, monkeypatch):
+    monkeypatch.setattr("mlxsparse.files.open", lambda path, mode: FullDisk(path, mode, 0), raising=False)
+    cuda_compile._keep(tmp_path / "cuda" / "a.cubin", b"code")
+    assert list((tmp_path / "cuda").iterdir()) == []
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is a device of Linux")
@@ -127,7 +149,7 @@ def test_a_real_device_without_room(cloud, tmp_path, monkeypatch, capsys):
         Path(path).touch(exist_ok=False)
         return open("/dev/full", "wb", buffering=0)
 
-    monkeypatch.setattr(io_cloud, "open", full, raising=False)
+    monkeypatch.setattr("mlxsparse.files.open", full, raising=False)
     assert main(train(cloud, tmp_path / "w")) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert "No space left on device" in error and list((tmp_path / "w").iterdir()) == []
@@ -150,13 +172,13 @@ def test_a_signal_while_writing_leaves_nothing(name, tmp_path):
     code = f"""
 import os, signal, sys
 from mlxsparse.cli import main, view
-from mlxsparse.io import cloud
-class Killed(cloud._Writer):
+from mlxsparse import files
+class Killed(files._Writer):
     def write(self, data):
         super().write(data[:10])
         os.kill(os.getpid(), signal.{name})
         return len(data)
-cloud._Writer = Killed
+files._Writer = Killed
 sys.exit(main.main(["view", "a.xyz", "-o", "a.html"]))
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -183,3 +205,19 @@ def test_numbers_of_threads(threads):
         assert done.returncode == 1 and f"MLXSPARSE_THREADS is '{threads}'" in done.stderr
     else:
         assert done.returncode == 0 and int(done.stdout) >= 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "a.npz", "-o", ""), ("demo", "-o", ""), ("view", "a.npz", "-o", ""),
+        ("segment", "a.npz", "--weights", "", "-o", "b.npz"),
+        ("segment", "a.npz", "--weights", "w", "-o", ""),
+        ("prune", "--weights", "", "-o", "w"), ("prune", "--weights", "w", "-o", ""),
+    ],
+)  # fmt: skip
+def test_empty_paths_are_refused(arguments, tmp_path, monkeypatch, capsys):
+    """As of an unset variable of a shell; they would be the current folder."""
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert "is an empty path" in capsys.readouterr().err and not list(tmp_path.iterdir())

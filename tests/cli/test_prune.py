@@ -55,10 +55,13 @@ def trained(tmp_path_factory):
 def test_prune_writes_a_smaller_network_that_segment_reads(trained, tmp_path, capsys, structure, options):
     cloud, weights = trained
     out = tmp_path / "small"
+    out.mkdir()
+    (out / ".model.safetensors.0123abcd.tmp").write_bytes(b"half of the weights")
     arguments = ["--weights", weights, "--structure", structure, "--sparsity", ".5", "--epochs", "6"]
     assert main(["prune", cloud, *arguments, *options, "-o", str(out)]) == 0
     said = capsys.readouterr().out
     assert "zeroed, not compressed" in said and "mIoU" in said
+    assert sorted(p.name for p in out.iterdir()) == ["config.json", "model.safetensors", "report.json"]
     report = json.loads((out / "report.json").read_text())
     before, zeroed, after = report["rows"]
     assert after["parameters"] < 0.7 * before["parameters"] == 0.7 * zeroed["parameters"]

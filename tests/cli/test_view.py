@@ -275,6 +275,7 @@ def test_one_point_far_off(far, tmp_path, capsys):
         ("--voxel", "abc", "'abc' is not a finite number above 0"),
         ("--max-points", "1.5", "'1.5' is not a whole number"),
         ("--names", "1=a,2", "number=name"),
+        ("--names", "", "'' gives no class names"),
     ],
 )
 def test_values_of_options_are_named(option, value, wanted, cloud, capsys):

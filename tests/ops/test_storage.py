@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from concurrent.futures import ThreadPoolExecutor
 
@@ -71,6 +72,10 @@ def test_a_failed_write_leaves_what_was_there(tmp_path):
         ms.save(tmp_path / "folder", x)
     with pytest.raises(DTypeError, match="SparseTensor"):
         ms.save(tmp_path / "x", x.feats)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="pipe': it is a device or a pipe"):
+        ms.save(tmp_path / "pipe", x)
+    (tmp_path / "pipe").unlink()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "x"]
     same(ms.load(tmp_path / "x"), x)
 
