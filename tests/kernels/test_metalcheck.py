@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tools.metalcheck import selftest, toolchain
+from tools.metalcheck import __main__ as metalcheck
+from tools.metalcheck import mutate, selftest, toolchain
 from tools.metalcheck.lint import lint
 from tools.metalcheck.planted_bugs import BUGS
 from tools.metalcheck.planted_text import RIGHT, WRONG
@@ -54,3 +55,12 @@ def test_sanitizers_run_one_of_two_types_of_16_bits() -> None:
     for name in left_out:
         stem, _, kind = name.rpartition("-")
         assert f"{stem}-{'bf16' if kind == 'f16' else 'f16'}" in some
+
+
+@pytest.mark.parametrize("main", [metalcheck.main, mutate.main])
+def test_a_name_of_no_case_is_said(main, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(toolchain, "missing", lambda: None)
+    monkeypatch.setattr("sys.argv", ["metalcheck", "-k", "nosuchcase"])
+    assert main() == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "no case has 'nosuchcase' in its name" in said.err

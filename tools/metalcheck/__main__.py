@@ -1,4 +1,5 @@
-"""`python -m tools.metalcheck`: every check of every kernel. Exits 1 if one fails, 2 if a tool is missing."""
+"""`python -m tools.metalcheck`: every check of every kernel. Exits 1 if one fails, 2 if a tool is
+missing or no case is chosen."""
 
 from __future__ import annotations
 
@@ -85,6 +86,9 @@ def main() -> int:
         return 2
     mx.set_default_device(mx.cpu)
     cases = {name: case for name, case in all_cases().items() if options.k in name}
+    if not cases:
+        print(f"check-kernels: no case has {options.k!r} in its name", file=sys.stderr)
+        return 2
     steps: dict[str, Callable[[], list[str]]] = {}
     if not options.no_selftest:
         steps["planted mistakes in text"] = lambda: list(selftest.missed_in_text())

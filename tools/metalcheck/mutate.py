@@ -216,6 +216,9 @@ def main() -> int:
     mx.set_default_device(mx.cpu)
     # One dtype tells as much as three about barriers and bounds.
     cases = {n: c for n, c in all_cases().items() if options.k in n}
+    if not cases:
+        print(f"mutate: no case has {options.k!r} in its name", file=sys.stderr)
+        return 2
     first: dict[str, str] = {}  # case without its dtype -> the first such case
     for name in cases:
         first.setdefault(re.sub("-(f32|f16|bf16)$", "", name), name)
