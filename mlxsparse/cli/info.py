@@ -14,6 +14,7 @@ from ..errors import MLXSparseError, PointCloudError
 from ..io.cloud import NAMES, PointCloud
 from ..io.points import read_points
 from ..tasks.data import half_size, labels_of
+from ..viz.page import field_digits, number_text
 
 _MOST_CLASSES = 40
 
@@ -49,8 +50,7 @@ def describe(cloud: PointCloud) -> list[str]:
     )
     if finite.any():
         xyz = cloud.points[finite]
-        for axis, low, high in zip("xyz", xyz.min(axis=0), xyz.max(axis=0)):
-            lines.append(f"  {axis:<11}{low:.10g} to {high:.10g}")
+        lines += [f"  {axis:<11}{range_text(xyz[:, i])}" for i, axis in enumerate("xyz")]
         try:
             lines.append(f"  {'voxels':<11}half as many as different points at voxel size {half_size(xyz):g}")
         except PointCloudError as error:
@@ -68,7 +68,14 @@ def _range(values: np.ndarray) -> str:
     known = values[np.isfinite(values)] if values.dtype.kind == "f" else values
     if not known.size:
         return kind
-    return f"{kind:<9} {float(known.min()):.8g} to {float(known.max()):.8g}"
+    return f"{kind:<9} {range_text(known)}"
+
+
+def range_text(values: np.ndarray) -> str:
+    """Least and most of numbers (N >= 1): whole ones whole, others with the digits that their span needs."""
+    low, high = values.min(), values.max()
+    digits = field_digits(float(high) - float(low))
+    return f"{number_text(low, digits)} to {number_text(high, digits)}"
 
 
 def _classes(cloud: PointCloud) -> list[str]:

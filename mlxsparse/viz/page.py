@@ -119,7 +119,7 @@ def cloud_page(
     for name, values in fields.items():
         values = np.asarray(values)
         if name != start and name != class_field and values.ndim == 1 and _is_constant(values):
-            constant.setdefault(f"{values[0]:g}", []).append(name)
+            constant.setdefault(number_text(values[0]), []).append(name)
             continue
         described = _field(columns, values, name == class_field, class_names)
         shown.append({"name": name, "label": name, **described})
@@ -154,7 +154,21 @@ def _is_constant(values: np.ndarray) -> bool:
 
 def _digits(span: float) -> int:
     """Digits after the point that tell 1/100,000 of `span` apart, 6 at most."""
-    return int(np.clip(5 - np.floor(np.log10(span)), 0, 6)) if span > 0 else 3
+    return min(field_digits(span), 6) if span > 0 else 3
+
+
+def field_digits(span: float) -> int:
+    """Digits after the point that tell 1/100,000 of `span` apart, 100 (the most of a script) of 0."""
+    return int(np.clip(5 - np.floor(np.log10(span)), 0, 100)) if span > 0 else 100
+
+
+def number_text(value: Any, digits: int = 100) -> str:
+    """A NumPy number in its shortest form, rounded to `digits` after the point; whole ones whole."""
+    if value.dtype.kind != "f":
+        return str(int(value))
+    if digits < 100:
+        value = np.float64(round(float(value), digits))
+    return str(int(value)) if float(value).is_integer() and abs(float(value)) < 2**53 else str(value)
 
 
 def _field(
@@ -177,21 +191,27 @@ def _field(
     if values.dtype.kind == "f":
         values = values.astype(np.float64)
         values[values > _FARTHEST], values[values < -_FARTHEST] = np.inf, -np.inf
-    finite = values if values.dtype.kind in "iub" else values[np.isfinite(values)]
+    finite = values if values.dtype.kind in "iu" else values[np.isfinite(values)]
     base = float(finite.min()) if len(finite) else 0.0
     span = (float(finite.max()) - base) if len(finite) else 0.0
     shifted = values.astype(np.float64) - base
-    small = values.dtype.kind in "iub" and span < 2**16
-    kind = (np.uint8 if span < 2**8 else np.uint16) if small else np.float32
-    return {**_range(finite), "base": base, "values": columns.add(shifted.astype(kind))}
+    # Whole numbers are exact, also where a file has them as floats; float32 has them up to 2**24.
+    whole = len(finite) == len(values) and bool(np.all(shifted == np.floor(shifted)))
+    kinds = [k for k in (np.uint8, np.uint16, np.uint32) if whole and span <= np.iinfo(k).max]
+    return {**_range(finite), "base": base, "values": columns.add(shifted.astype([*kinds, np.float32][0]))}
 
 
 def _range(values: np.ndarray) -> dict[str, Any]:
     """The range that colours span: the middle 98% of the values, all where that is one value."""
     if len(values) == 0:
-        return {"kind": "number", "low": 0.0, "high": 1.0, "clipped": False}
+        return {"kind": "number", "low": 0.0, "high": 1.0, "digits": 0, "clipped": False}
     lowest, highest = float(values.min()), float(values.max())
-    low, high = (float(v) for v in np.percentile(values, (1, 99)))
+    whole = values.dtype.kind in "iu" or bool(np.all(values == np.floor(values)))
+    method: Any = "nearest" if whole else "linear"  # of whole numbers, one of them
+    low, high = (float(v) for v in np.percentile(values, (1, 99), method=method))
     if low == high:
         low, high = lowest, highest
-    return {"kind": "number", "low": low, "high": high, "clipped": low > lowest or high < highest}
+    # As float32 tells apart, counted from the lowest; values far above do not take digits from the others.
+    digits = 0 if whole else field_digits(high - lowest)
+    clipped = low > lowest or high < highest
+    return {"kind": "number", "low": low, "high": high, "digits": digits, "clipped": clipped}

@@ -132,3 +132,18 @@ def test_a_warning_is_one_line(tmp_path, capsys):
     assert main(["info", path]) == 0
     said = capsys.readouterr()
     assert said.err.splitlines() == [warning] and "  left out   label (int64, shape (10,))" in said.out
+
+
+def test_info_writes_large_numbers_whole(tmp_path, capsys):
+    """And others with the digits that their span needs."""
+    time = np.array([245379.95, 245385.87, 245380.5])
+    fields = {"id": np.array([3, 123456789012, 7]), "as float": np.array([20000001.0, 5, 6]), "time": time}
+    far = np.array([[12345678901.25, 0, 0.1], [12345678903.5, 0, 0.1], [12345678902.0, 0, 0.1]])
+    np.savez(tmp_path / "a.npz", points=far, **fields, same=np.full(3, 0.1, np.float32))
+    assert main(["info", str(tmp_path / "a.npz")]) == 0
+    said = capsys.readouterr().out
+    for words in (
+        "id int64 3 to 123456789012", "as float float64 5 to 20000001", "time float64 245379.95 to 245385.87",
+        "same float32 0.1 to 0.1", "x 12345678901.25 to 12345678903.5", "y 0 to 0", "z 0.1 to 0.1",
+    ):  # fmt: skip
+        assert words in " ".join(said.split()), said

@@ -60,6 +60,7 @@ def pages(tmp_path_factory):
     block = np.stack(np.meshgrid(*(np.arange(9.0),) * 3), axis=-1).reshape(-1, 3) + [25, 25, 1]
     points = np.concatenate([floor, block])
     fields = {"label": np.repeat([0, 1], [len(floor), len(block)]), "height": points[:, 2]}
+    fields |= {"id": 20_000_001 * fields["label"], "time": 245379.95 + 5.92 * fields["label"]}
     made = {}
     for name, size in (("points", None), ("voxels", (1.0, 1.0, 1.0))):
         made[name] = folder / f"{name}.html"
@@ -69,11 +70,12 @@ def pages(tmp_path_factory):
 
 
 def test_the_panel_says_what_is_shown(pages):
-    text = browse(pages["points"], "--dump-dom", anchor="#hide=1")
+    text = browse(pages["points"], "--dump-dom", anchor="#hide=1&field=time")
     assert 'data-ready="true"' in text and 'data-shown="3600"' in text
     assert "3,600 of 4,329 points shown" in text
     assert re.search(r"<span>ground</span><b>3,600</b>.*<span>tree</span><b>729</b>", text)
     assert re.search(r"<td>z</td><td>0\.0000</td><td>9\.0000</td>", text)
+    assert re.search(r'id="low">245379\.95<.*id="high">245385\.87<', text, re.DOTALL)
 
 
 @pytest.mark.parametrize("kind", ["points", "voxels"])
@@ -150,7 +152,8 @@ def test_controls(pages):
         "none: 0 of 4,329 points shown", "0: 4,329 points shown",
     ]  # fmt: skip
     # From above, the middle is the top of the block: class tree, height 9.
-    assert re.fullmatch(r"values: label tree height 9 x (29|30)\.0+ y (29|30)\.0+ z 9\.0+ ?", seen[4]), seen
+    values = r"values: label tree height 9 id 20,000,001 time 245385\.87"
+    assert re.fullmatch(values + r" x (29|30)\.0+ y (29|30)\.0+ z 9\.0+ ?", seen[4]), seen
     assert seen[5] == "beside: true"
 
 

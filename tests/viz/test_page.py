@@ -84,6 +84,33 @@ def test_small_numbers_take_few_bytes(html):
     }  # fmt: skip
 
 
+def test_large_numbers_keep_their_digits():
+    numbers = np.arange(300)
+    ids = 20_000_001 + 100_003 * numbers
+    fields = {
+        "id": ids, "as float": ids.astype(np.float64), "byte": (numbers % 3 - 128).astype(np.int8),
+        "gps_time": np.linspace(245379.95, 245385.87, 300),
+        "far off": np.where(numbers, numbers / 300, -9999.0), "tiny": numbers * 1.25e-12,
+    }  # fmt: skip
+    constants = {
+        "a": np.full(300, 123456789), "b": np.full(300, 123456789.0), "c": np.full(300, 0.1, np.float32),
+        "d": np.full(300, 245379.9512345), "e": np.full(300, -128, np.int8), "f": np.ones(300, bool),
+        "g": np.full(300, np.float16(0.5)), "h": np.full(300, np.inf),
+        "i": np.full(300, 2**64 - 1, np.uint64),
+    }  # fmt: skip
+    page, read, _ = parts(cloud_page(POINTS, {**fields, **constants}, title="large", start="id"))
+    shown = {f["name"]: f for f in page["fields"]}
+    for name in ("id", "as float"):
+        np.testing.assert_array_equal(read[name], ids)
+        assert shown[name]["low"] in ids and shown[name]["high"] in ids and shown[name]["digits"] == 0
+    assert [shown[n]["digits"] for n in ("byte", "gps_time", "far off")] == [0, 5, 2]
+    assert shown["tiny"]["digits"] == 15
+    assert page["constant"] == [
+        "a, b = 123456789", "c = 0.1", "d = 245379.9512345", "e = -128", "f = 1", "g = 0.5", "h = inf",
+        f"i = {2**64 - 1}",
+    ]  # fmt: skip
+
+
 def test_voxels_reach_half_an_edge_further():
     page, _, _ = parts(cloud_page(POINTS, {}, title="v", voxel_size=(1.0, 2.0, 4.0)))
     assert page["kind"] == "voxels" and page["voxel"] == [1.0, 2.0, 4.0] and page["start"] == "z"

@@ -6,8 +6,12 @@ import { Picture } from "./picture.js";
 
 const $ = (id) => document.getElementById(id);
 const thousands = (n) => n.toLocaleString("en");
-const short = (x) => (Number.isInteger(x) && Math.abs(x) < 1e7 ? thousands(x) : String(+x.toPrecision(5)));
-const TYPES = { u1: Uint8Array, u2: Uint16Array, f4: Float32Array };
+// Rounded to so many digits after the point; "+ 0" as -0 is 0.
+const short = (x, digits) => {
+  const rounded = +x.toFixed(digits) + 0;
+  return Number.isSafeInteger(rounded) ? thousands(rounded) : String(rounded);
+};
+const TYPES = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, f4: Float32Array };
 
 async function unpack() {
   const text = atob($("data").textContent.trim());
@@ -31,7 +35,7 @@ function controls(page, buffer) {
   if (!page.fields.some((f) => f.name === state.field)) state.field = page.start;
   if (!(state.map in MAPS)) state.map = "viridis";
 
-  // A field's number of row i, as in the file (rounded to float32).
+  // A field's number of row i, as in the file (others than whole ones rounded to float32).
   const reader = (f) => {
     if (f.axis !== undefined) return (i) => positions[3 * i + f.axis] + page.centre[f.axis];
     const values = array(f.values);
@@ -85,8 +89,8 @@ function controls(page, buffer) {
     const table = ramp(state.map);
     const stops = [0, 32, 64, 96, 128, 160, 192, 224, 255].map((k) => `rgb(${[...table.slice(3 * k, 3 * k + 3)]})`);
     $("gradient").style.background = `linear-gradient(90deg, ${stops})`;
-    $("low").textContent = (field.clipped ? "≤ " : "") + short(field.low);
-    $("high").textContent = (field.clipped ? "≥ " : "") + short(field.high);
+    $("low").textContent = (field.clipped ? "≤ " : "") + short(field.low, field.digits);
+    $("high").textContent = (field.clipped ? "≥ " : "") + short(field.high, field.digits);
   }
 
   // ---- the panel
@@ -149,7 +153,7 @@ function controls(page, buffer) {
       const field = fields.get(f.name);
       if (field.kind === "rgb") return [f.name, [0, 1, 2].map((c) => array(field.values)[3 * i + c]).join(", ")];
       if (field.kind === "class") return [f.name, field.classes[array(field.values)[i]].name];
-      return [f.name, field.axis === undefined ? short(field.of(i)) : field.of(i).toFixed(page.digits)];
+      return [f.name, field.axis === undefined ? short(field.of(i), field.digits) : field.of(i).toFixed(page.digits)];
     });
     $("tip").replaceChildren(...rows.map(([name, value]) => {
       const row = document.createElement("div");
