@@ -70,9 +70,9 @@ def atomic_write(path: str | os.PathLike[str], kind: type[MLXSparseError]) -> It
     The bytes go to a temporary file in the same directory, which is flushed to disk and then renamed.
     An OSError becomes an error of `kind` that names `path`.
     """
+    check_target(path, kind)
     # A link keeps pointing where it did: its target is replaced.
     target = Path(os.path.realpath(path))
-    check_target(path, kind)
     temporary = _temporary(target)
     writer: Any = None
     try:

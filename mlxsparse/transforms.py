@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
 from typing import Any, NamedTuple, TypeAlias
@@ -67,24 +68,34 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Weight(NamedTuple):
-    module: mlx.nn.Module
-    name: str
+    place: Any  # a module, or a list or dict in it
+    key: Any
     array: mx.array
 
 
 def _differentiated(function: Callable[..., Any]) -> list[_Weight]:
     """Of the modules that a function is or names, the parameters that a gradient may be asked of."""
-    modules = {id(m): m for named in _named(function) for m in _modules(named)}
+    modules = {id(part): part for named in _named(function) for m in _modules(named) for part in m.modules()}
     found = [
-        _Weight(part, name, part[name])
+        weight
         for module in modules.values()
-        for part in module.modules()
-        for name in part.trainable_parameters()
-        if isinstance(part[name], mx.array) and mx.issubdtype(part[name].dtype, mx.floating)
+        for name in module
+        if mlx.nn.Module.trainable_parameter_filter(module, name, module[name])
+        for weight in _weights(module, name)
     ]
     arrays = [w.array for w in found]
     # The first look at new types always says yes.
     return found if arrays and traced(*arrays) and traced(*arrays) else []
+
+
+def _weights(place: Any, key: Any) -> Iterator[_Weight]:
+    value = place[key]
+    if isinstance(value, mx.array):
+        if mx.issubdtype(value.dtype, mx.inexact):
+            yield _Weight(place, key, value)
+    elif not isinstance(value, mlx.nn.Module) and isinstance(value, (list, dict)):
+        for within in range(len(value)) if isinstance(value, list) else value:
+            yield from _weights(value, within)
 
 
 def _named(function: Any) -> Iterator[Any]:
@@ -97,25 +108,36 @@ def _named(function: Any) -> Iterator[Any]:
     for cell in getattr(plain, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # not assigned yet
             yield cell.cell_contents
-    code, known = getattr(plain, "__code__", None), getattr(plain, "__globals__", {})
-    yield from (known[name] for name in getattr(code, "co_names", ()) if name in known)
+    if isinstance(plain, types.FunctionType):
+        yield from (*(plain.__defaults__ or ()), *(plain.__kwdefaults__ or {}).values())
+        known = plain.__globals__
+        yield from (known[name] for name in _names(plain.__code__) if name in known)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Names that are no local variables, also those of functions and comprehensions inside."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
 
 
 def _modules(named: Any) -> list[mlx.nn.Module]:
-    several = named if isinstance(named, (list, tuple)) else [named]
-    return [m for m in several if isinstance(m, mlx.nn.Module)]
+    listed = type(named) in (list, tuple) and len(named) > 0 and isinstance(named[0], mlx.nn.Module)
+    return [m for m in (named if listed else [named]) if isinstance(m, mlx.nn.Module)]
 
 
 @contextlib.contextmanager
 def _put_in(weights: Sequence[_Weight], arrays: Sequence[mx.array]) -> Iterator[None]:
-    """Modules with other arrays for a while."""
-    for (module, name, _), array in zip(weights, arrays):
-        module[name] = array
+    """Modules with other arrays for a while; what is assigned meanwhile stays."""
+    for (place, key, _), array in zip(weights, arrays):
+        place[key] = array
     try:
         yield
     finally:
-        for module, name, array in weights:
-            module[name] = array
+        for (place, key, array), put in zip(weights, arrays):
+            if place[key] is put:
+                place[key] = array
 
 
 class _Recomputing(threading.local):

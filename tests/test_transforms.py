@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
 import mlxsparse as ms
 from mlxsparse.errors import IdentityError, TracedOnHostError, TransformError
@@ -288,6 +289,8 @@ def test_a_checkpoint_knows_the_modules_that_a_function_names(x):
     functions = [
         net.run, lambda x: named(x), lambda x: net.run(x), lambda x: NAMED(x), lambda x: several[0](x),
         partial(lambda block, x: block(x), named), partial(lambda x, block: block(x), block=named),
+        lambda x, block=named: block(x), lambda x: [NAMED(x) for _ in range(1)][0],
+        lambda x: next(NAMED(y) for y in [x]),
     ]  # fmt: skip
     for function in [late, *map(ms.checkpoint, functions)]:
         same(gradients(net, function, x)["block"]["conv"]["weight"], plain)
@@ -303,10 +306,19 @@ def test_a_checkpoint_leaves_modules_as_they_were():
         def __call__(self, z):
             return z + self.table[self.index]
 
-    table, dense = Table(), mlx.nn.Linear(3, 3)
+    class Several(mlx.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.some = [mx.ones((3,)), {"a": mx.ones((3,))}]
+            self.turned = mx.ones((3,), mx.complex64)
+
+        def __call__(self, z):
+            return z * self.some[0] * self.some[1]["a"] + mx.real(self.turned * z)
+
+    table, dense, several = Table(), mlx.nn.Linear(3, 3), Several()
     own = dict(dense)
     z = mx.ones((4, 3))
-    for net in (table, dense):
+    for net in (table, dense, several):
         function = ms.checkpoint(partial(lambda net, z: net(z), net))
 
         def loss(z, function=function):
@@ -316,9 +328,27 @@ def test_a_checkpoint_leaves_modules_as_they_were():
         for transformed in (mx.grad(loss), mx.compile(mx.grad(loss)), mx.vmap(mx.grad(loss))):
             same(transformed(z), wanted)
         gradient = mlx.nn.value_and_grad(net, loss)(z)[1]
-        assert all(mx.abs(a).sum().item() > 0 for name, a in gradient.items() if name != "index")
+        assert all(mx.abs(a).sum().item() > 0 for name, a in tree_flatten(gradient) if name != "index")
         mx.eval(net.parameters())
     assert all(dense[name].tolist() == own[name].tolist() for name in ("weight", "bias"))
+
+
+def test_what_a_checkpointed_function_assigns_stays():
+    class Average(mlx.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.mean = mlx.nn.Linear(3, 3), mx.zeros((3,))
+
+        def __call__(self, z):
+            y = self.linear(z)
+            self.mean = mx.stop_gradient(y.mean(axis=0))
+            return y
+
+    net, z = Average(), mx.ones((4, 3))
+    for function in (net, ms.checkpoint(net)):
+        net.mean = mx.zeros((3,))
+        mlx.nn.value_and_grad(net, lambda z, function=function: function(z).sum())(z)
+        same(net.mean, net.linear(z)[0])
 
 
 @pytest.mark.parametrize("wrap", [ms.checkpoint, ms.compile, ms.staged])

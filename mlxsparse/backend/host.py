@@ -306,8 +306,9 @@ def parallel(
                 work(task)
 
     pool = _get_pool()  # here: `_apart` leaves this thread one core, which threads made by it would keep
+    helping = min(workers - 1, pool._max_workers)
     with control, _apart():
-        helpers = [pool.submit(drain) for _ in range(workers - 1)]
+        helpers = [pool.submit(drain) for _ in range(helping)]
         try:
             drain()
         finally:
@@ -331,8 +332,9 @@ def _get_pool() -> ThreadPoolExecutor:
                 for _ in range(number):  # all start now
                     _pool.submit(here.wait)
                 here.wait()
-            except RuntimeError:  # the system gives no more of them
+            except RuntimeError:  # the system gives no more of them, and is asked for no more
                 here.abort()
+                _pool._max_workers = len(_pool._threads)
         return _pool
 
 

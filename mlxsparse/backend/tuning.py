@@ -121,7 +121,7 @@ def write(results: list[tuple[Case, dict[str, float]]], path: pathlib.Path) -> N
     content = {"version": VERSION, "device": device_name(), "entries": entries}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise CheckpointError(f"cannot write {str(path)!r}: {error}") from error
     with atomic_write(path, CheckpointError) as stream:
         stream.write((json.dumps(content, indent=1) + "\n").encode())

@@ -195,7 +195,9 @@ def _field(
     base = float(finite.min()) if len(finite) else 0.0
     span = (float(finite.max()) - base) if len(finite) else 0.0
     shifted = values.astype(np.float64) - base
-    # Whole numbers are exact, also where a file has them as floats; float32 has them up to 2**24.
+    if values.dtype.kind in "iu" and len(values):  # float64 has no more than 2**53 of them
+        shifted = values.astype(np.uint64) - values.min().astype(np.uint64)
+    # Counted from the lowest, whole numbers are exact, also where a file has them as floats.
     whole = len(finite) == len(values) and bool(np.all(shifted == np.floor(shifted)))
     kinds = [k for k in (np.uint8, np.uint16, np.uint32) if whole and span <= np.iinfo(k).max]
     return {**_range(finite), "base": base, "values": columns.add(shifted.astype([*kinds, np.float32][0]))}

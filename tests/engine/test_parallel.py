@@ -196,6 +196,27 @@ def test_the_pool_has_a_thread_for_each_core(monkeypatch):
     host._get_pool().shutdown()
 
 
+@pytest.mark.parametrize("given", [0, 2])
+def test_fewer_threads_than_asked_for_do_the_work(given, monkeypatch):
+    monkeypatch.setenv("MLXSPARSE_THREADS", "8")
+    monkeypatch.setattr(host, "_pool", None)
+    monkeypatch.setattr(host, "_worker_ids", [])
+    start, started = threading.Thread.start, []
+
+    def few(thread):
+        if len(started) == given:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", few)
+    for _ in range(2):
+        done = []
+        host.parallel(lambda i, done=done: (time.sleep(0.002), done.append(i)), 20)
+        assert sorted(done) == list(range(20)) and len(started) == given
+    host._get_pool().shutdown()
+
+
 def test_scratch_is_not_lent_twice():
     host.clear_scratch()
     a = host.scratch(1 << 20, np.int32)

@@ -174,6 +174,8 @@ def test_every_truncation_is_refused(tmp_path):
 def test_a_missing_file(tmp_path):
     with pytest.raises(CheckpointError, match="cannot read"):
         ms.load(tmp_path / "none")
+    with pytest.raises(CheckpointError, match="cannot write"):
+        ms.save(str(tmp_path / "a\0b"), from_numpy([[0, 0, 0, 0]], [[1.0]]))
 
 
 def test_threads_that_save_to_one_path(tmp_path):

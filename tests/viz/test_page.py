@@ -41,7 +41,8 @@ def parts(html):
     def column(c):
         return np.frombuffer(data, np.dtype("<" + c["type"]), c["length"], c["at"])
 
-    fields = {f["name"]: column(f["values"]) + f.get("base", 0.0) for f in page["fields"] if "values" in f}
+    stored = page["stored"] = {f["name"]: column(f["values"]) for f in page["fields"] if "values" in f}
+    fields = {f["name"]: stored[f["name"]] + f.get("base", 0.0) for f in page["fields"] if "values" in f}
     return page, fields, column(page["positions"]).reshape(-1, 3)
 
 
@@ -91,6 +92,7 @@ def test_large_numbers_keep_their_digits():
         "id": ids, "as float": ids.astype(np.float64), "byte": (numbers % 3 - 128).astype(np.int8),
         "gps_time": np.linspace(245379.95, 245385.87, 300),
         "far off": np.where(numbers, numbers / 300, -9999.0), "tiny": numbers * 1.25e-12,
+        "nanoseconds": 10 * numbers - 2**61, "unsigned": (10 * numbers).astype(np.uint64) + np.uint64(2**63),
     }  # fmt: skip
     constants = {
         "a": np.full(300, 123456789), "b": np.full(300, 123456789.0), "c": np.full(300, 0.1, np.float32),
@@ -105,6 +107,8 @@ def test_large_numbers_keep_their_digits():
         assert shown[name]["low"] in ids and shown[name]["high"] in ids and shown[name]["digits"] == 0
     assert [shown[n]["digits"] for n in ("byte", "gps_time", "far off")] == [0, 5, 2]
     assert shown["tiny"]["digits"] == 15
+    for name in ("nanoseconds", "unsigned"):  # which float64 does not tell apart
+        np.testing.assert_array_equal(page["stored"][name], 10 * numbers)
     assert page["constant"] == [
         "a, b = 123456789", "c = 0.1", "d = 245379.9512345", "e = -128", "f = 1", "g = 0.5", "h = inf",
         f"i = {2**64 - 1}",
