@@ -62,9 +62,8 @@ class Sequential(Module):
 
 def _called(layer: Any, x: Any) -> Any:
     kind = type(layer)
-    if not isinstance(x, SparseTensor) or not kind.__module__.startswith("mlx.nn.layers."):
-        return layer(x)
-    if kind is mlx.nn.Sequential:
+    of_mlx = kind.__module__.startswith("mlx.nn.layers.") and kind is not mlx.nn.Sequential
+    if not of_mlx or not isinstance(x, SparseTensor):
         return layer(x)
     try:
         return layer(x)  # which those do that give back what they got: Identity, a Dropout in evaluation

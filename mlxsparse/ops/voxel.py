@@ -206,10 +206,8 @@ def voxelize(
     if grid is not None:  # wider than it is, as float32 rounds: which points lie in the grid their sites tell
         end = start + size * np.array(grid)
         more = size + np.maximum(np.abs(start), np.abs(end)) * 2.0**-20
-        reach = np.concatenate([start - more, end + more])
-        limits = reach if limits is None else np.concatenate(
-            [np.maximum(limits[:3], reach[:3]), np.minimum(limits[3:], reach[3:])]
-        )
+        low, high = (-np.inf, np.inf) if limits is None else (limits[:3], limits[3:])
+        limits = np.concatenate([np.maximum(start - more, low), np.minimum(end + more, high)])
     for name, value in (("max_points", max_points), ("max_voxels", max_voxels)):
         if value is not None:
             whole(value, name, 1)
