@@ -230,15 +230,19 @@ class _Shared:
         self.uses = 0
 
     def __call__(self, ct: mx.array, x: mx.array) -> tuple[np.ndarray, np.ndarray]:
-        # The memory is held with the sums, so an equal address is the same cotangent.
+        # The memory is held with the sums, so an equal address and order is the same cotangent.
         memory = view(ct.view(mx.uint16) if ct.dtype == mx.bfloat16 else ct)
-        if self.held is None or self.held[0].ctypes.data != memory.ctypes.data:
+        if self.held is None or _place(self.held[0]) != _place(memory):
             self.held, self.uses = (memory, self.sums(ct, x)), 0
         found = self.held[1]
         self.uses += 1
         if self.uses == 3:  # of x, weight and bias: nobody asks again
             self.held = None
         return found
+
+
+def _place(a: np.ndarray) -> tuple[int, tuple[int, ...]]:
+    return a.ctypes.data, a.strides
 
 
 def _affine_gradients(shared: _Shared, rstd: np.ndarray | float = 1.0) -> tuple[Gradient, Gradient]:

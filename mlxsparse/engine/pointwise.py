@@ -46,8 +46,10 @@ def activated(
     norm: running mean, variance, weight and bias (C,) of a batch normalisation, or without the last two.
     own: nothing else will read x, whose memory the result gets.
     """
-    out, y = (x, np.asarray(x)) if own else empty(tuple(x.shape), mx.float32)
-    finish_rows(y, finish(norm, add, eps=eps, relu=relu), None if own else np.asarray(x))
+    source = view32(x)  # a copy where rows do not lie one after another
+    own = own and np.may_share_memory(source, np.asarray(x))
+    out, y = (x, source) if own else empty(tuple(x.shape), mx.float32)
+    finish_rows(y, finish(norm, add, eps=eps, relu=relu), None if own else source)
     return out
 
 

@@ -55,6 +55,32 @@ def test_activated(form, monkeypatch, shape, relu):
             np.testing.assert_array_equal(np.array(got), wanted)
 
 
+LAYOUTS = {
+    "columns": lambda x: x[:, ::2],
+    "one column": lambda x: x[:, 1:2],
+    "reversed": lambda x: x[::-1],
+    "transposed": lambda x: x.T,
+    "one row for all": lambda x: mx.broadcast_to(x[:1], x.shape),
+    "one value for all": lambda x: mx.broadcast_to(x[0, 0], (5000, 64)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_that_do_not_lie_one_after_another(form, layout):
+    given = LAYOUTS[layout](mx.array(random(0, 40, 6)))
+    mx.eval(given)
+    wanted = np.maximum(np.array(given), 0)
+    norm = mx.zeros((given.shape[1],)), mx.ones((given.shape[1],))
+    for _ in range(2):
+        for own in (False, True):
+            for terms in ((), norm):
+                got = pointwise.activated(given, terms, own=own)
+                np.testing.assert_array_equal(np.array(got), wanted)
+        np.testing.assert_array_equal(np.array(pointwise.beside([given, given])), np.tile(given, 2))
+        added = pointwise.activated(mx.zeros(given.shape), add=given)
+        np.testing.assert_array_equal(np.array(added), wanted)
+
+
 def test_beside(form):
     parts = [random(i, 50, c) for i, c in enumerate((1, 4, 7, 16))]
     got = pointwise.beside([mx.array(p) for p in parts])
