@@ -23,11 +23,12 @@ _SCALARS = (str, bytes, int, float, type(None))
 
 
 def run_pickle(data: bytes, symbols: Mapping[str, Any], persistent: Callable[[Any], Any],
-               call: Callable[[Any, tuple[Any, ...]], Any]) -> Any:
+               call: Callable[[Any, tuple[Any, ...]], Any], build: Callable[[Any, Any], bool]) -> Any:
     """The object that the pickle `data` describes.
 
     symbols: "module.name" -> the value that stands for it; any other name is refused by name.
     persistent: turns a persistent id into an object. call: gives the result of calling a symbol.
+    build: puts a state into an object that `call` gave; False where it knows no such object.
     Dict keys and set members must be scalars or flat tuples of them. Raises CheckpointError.
     """
     stacks: list[list[Any]] = [[]]  # a mark starts another: so it is no value that could be taken for one
@@ -38,7 +39,7 @@ def run_pickle(data: bytes, symbols: Mapping[str, Any], persistent: Callable[[An
                 if len(stacks) > 1:
                     raise CheckpointError("the pickle is damaged: it stops within a container")
                 return stacks[0].pop()
-            _step(opcode.name, argument, stacks, memo, symbols, persistent, call)
+            _step(opcode.name, argument, stacks, memo, symbols, persistent, call, build)
     except CheckpointError:
         raise
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError,
@@ -48,7 +49,8 @@ def run_pickle(data: bytes, symbols: Mapping[str, Any], persistent: Callable[[An
 
 
 def _step(name: str, argument: Any, stacks: list[list[Any]], memo: dict[int, Any], symbols: Mapping[str, Any],
-          persistent: Callable[[Any], Any], call: Callable[[Any, tuple[Any, ...]], Any]) -> None:
+          persistent: Callable[[Any], Any], call: Callable[[Any, tuple[Any, ...]], Any],
+          build: Callable[[Any, Any], bool]) -> None:
     """Carry out one instruction."""
     stack = stacks[-1]
     if name in _LITERALS:
@@ -114,8 +116,9 @@ def _step(name: str, argument: Any, stacks: list[list[Any]], memo: dict[int, Any
             raise CheckpointError("the pickle is damaged: a call without a tuple of arguments")
         stack.append(call(symbol, arguments))
     elif name == "BUILD":
-        stack.pop()  # a state dict carries `_metadata` as an attribute, which is not weights
-        _top(stack, OrderedDict)
+        state = stack.pop()
+        if not build(stack[-1], state):
+            _top(stack, OrderedDict)  # a state dict carries `_metadata` as an attribute, not weights
     elif name not in ("PROTO", "FRAME"):
         raise CheckpointError(f"the pickle uses the instruction {name}, which tensors and containers do not "
                               "need; it is refused")

@@ -2,11 +2,14 @@
 
 A .pt file is a zip archive: `<name>/data.pkl` describes the objects, `<name>/data/<key>` hold the raw
 storages. The pickle is carried out by `restricted_pickle`, which knows the few names in `_SYMBOLS` and has
-nothing to call besides. Every tensor is a checked view into the bytes of its storage.
+nothing to call besides. Every tensor is a checked view into the bytes of its storage. NumPy's own arrays and
+numbers, which schedules and records of training hold, are made of their bytes, and only where these are
+numbers: NumPy never sees a dtype that could hold objects.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import zipfile
@@ -29,6 +32,9 @@ _DTYPES = {"float64": "f8", "double": "f8", "float32": "f4", "float": "f4", "flo
            "uint64": "u8", "complex64": "c8", "complex128": "c16"}
 _WIDTH = {"bf16": 2}
 
+# NumPy's, by their code in a pickle. No objects, records, text or times.
+_NUMBERS = set("b1 i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 c8 c16".split())
+
 _LEGACY_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 
 
@@ -47,12 +53,37 @@ class _Storage:
     count: int  # elements; bytes while untyped
 
 
+class _Dtype:
+    """A dtype of NumPy's in the pickle, which is made first and told its byte order afterwards."""
+
+    kind = "numpy dtype"
+
+    def __init__(self, code: Any) -> None:
+        if not isinstance(code, str) or code not in _NUMBERS:
+            shown = repr(code[:40]) if isinstance(code, str) else f"a {type(code).__name__}"
+            raise CheckpointError(f"the pickle holds a NumPy array or scalar of the dtype {shown}, which is "
+                                  "refused: only numbers are loaded")
+        self.code: str = code
+        self.order = "="
+
+    def numpy(self) -> np.dtype[Any]:
+        return np.dtype(self.order + self.code)
+
+
 _SYMBOLS: dict[str, _Symbol] = {
     "collections.OrderedDict": _Symbol("ordered_dict"),
     # How protocol 2, the one that torch.save takes, writes sets and bytes.
     **{f"{module}.{name}": _Symbol(name) for module in ("__builtin__", "builtins")
        for name in ("set", "frozenset", "bytes")},
     "_codecs.encode": _Symbol("encode"),
+    "collections.Counter": _Symbol("counter"),
+    "collections.defaultdict": _Symbol("defaultdict"),
+    **{f"{module}.{name}": _Symbol("factory") for module in ("__builtin__", "builtins")
+       for name in ("dict", "list", "tuple", "int", "long", "float", "bool", "str", "unicode")},
+    "numpy.ndarray": _Symbol("ndarray"),
+    "numpy.dtype": _Symbol("numpy_dtype"),
+    **{f"numpy.{core}.multiarray.{name}": _Symbol(name) for core in ("core", "_core")
+       for name in ("scalar", "_reconstruct")},
     "torch.Size": _Symbol("size"),
     "torch._utils._rebuild_tensor_v2": _Symbol("tensor_v2"),
     "torch._utils._rebuild_tensor_v3": _Symbol("tensor_v3"),
@@ -67,9 +98,10 @@ def load_torch_file(path: str | os.PathLike[str]) -> Any:
     """The object that torch.save wrote to `path`, tensors as NumPy arrays.
 
     Containers come back as dict, OrderedDict, list, tuple, set, frozenset; numbers, text and bytes as they
-    are; parameters as plain arrays; bfloat16 tensors as float32 (exact); torch.Size as tuple. Arrays are
-    read-only views: tensors that shared a storage share it here, strides and offsets are the file's. Copy
-    before writing.
+    are; parameters as plain arrays; bfloat16 tensors as float32 (exact); torch.Size as tuple; Counter and
+    defaultdict as dict; NumPy's scalars as Python's numbers, its arrays of numbers as they were. Arrays are
+    read-only; those of tensors are views: tensors that shared a storage share it here, strides and offsets
+    are the file's. Copy before writing.
     Raises CheckpointError for a file that is missing, no zip archive (torch before 1.6, tar), truncated or
     inconsistent, and for a pickle that names or holds anything but these (a dtype or a bare storage, too);
     the message says it.
@@ -93,6 +125,9 @@ def _not_a_zip(path: str) -> str:
         head = stream.read(512)
     if head.startswith(b"PK"):
         return "is a zip archive that is truncated or damaged; copy or download it again"
+    # A safetensors file is the length of a JSON text, the text, and the values.
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**32:
+        return "is a safetensors file; read it with mlx.core.load(path)"
     if head.startswith(_LEGACY_MAGIC) or head[257:262] == b"ustar":
         return "is in the format before torch 1.6; load and save it again with torch: torch.save(obj, path)"
     return "is not a torch.save archive, a zip file with data.pkl; with torch, save it: torch.save(obj, path)"
@@ -110,9 +145,13 @@ class _Archive:
         self.root = roots[0]
         self.order = self._byte_order()
         self.storages: dict[tuple[str, str], np.ndarray] = {}
+        self.unfilled: dict[int, np.ndarray] = {}  # NumPy's arrays whose values are yet to come, by id
 
     def load(self) -> Any:
-        return _checked(run_pickle(self.read("data.pkl"), _SYMBOLS, self.persistent, self.call))
+        content = run_pickle(self.read("data.pkl"), _SYMBOLS, self.persistent, self.call, self.build)
+        if self.unfilled:
+            raise CheckpointError("the pickle is damaged: a NumPy array has no values")
+        return _checked(content)
 
     def read(self, name: str) -> bytes:
         try:
@@ -153,6 +192,18 @@ class _Archive:
             return b""
         if kind == "encode" and list(map(type, arguments)) == [str, str] and arguments[1] == "latin1":
             return arguments[0].encode("latin1")
+        if kind == "counter" and len(arguments) == 1 and isinstance(arguments[0], dict):
+            return arguments[0]
+        if kind == "defaultdict" and all(_is_factory(value) for value in arguments) and len(arguments) < 2:
+            return {}
+        if kind == "numpy_dtype" and len(arguments) == 3:
+            return _Dtype(arguments[0])
+        if kind == "scalar" and len(arguments) == 2 and isinstance(arguments[0], _Dtype):
+            return _numbers(arguments[0], (), False, arguments[1]).item()
+        if kind == "_reconstruct" and len(arguments) == 3 and _is_kind(arguments[0], "ndarray"):
+            array = np.ndarray((0,), np.int8)
+            self.unfilled[id(array)] = array
+            return array
         if kind == "parameter" and len(arguments) == 3 and isinstance(arguments[0], np.ndarray):
             return arguments[0]
         # torch keeps conjugation and negation lazily in a last argument; the bytes alone would be wrong.
@@ -167,6 +218,24 @@ class _Archive:
                 return self.tensor(dtype.element, *arguments[:4])
         raise CheckpointError(f"the pickle calls a {kind} with {len(arguments)} arguments, not as torch.save "
                               "writes it; it is refused")
+
+    def build(self, target: Any, state: Any) -> bool:
+        """Give a dtype its byte order or a NumPy array its values, once; False for anything else."""
+        if isinstance(target, _Dtype):
+            if not (isinstance(state, tuple) and len(state) >= 2 and state[1] in ("<", ">", "|", "=")):
+                raise CheckpointError("a NumPy dtype of the pickle is malformed")
+            target.order = state[1]
+            return True
+        if self.unfilled.pop(id(target), None) is None:
+            return False
+        # The version of the layout, shape, dtype, whether columns come first, values.
+        if not (isinstance(state, tuple) and len(state) == 5 and isinstance(state[2], _Dtype)):
+            raise CheckpointError("a NumPy array of the pickle is malformed")
+        values = _numbers(state[2], state[1], state[3], state[4])
+        # In place, as the pickle may have named the array before. The dtype is one of numbers, checked above.
+        target.__setstate__((1, values.shape, values.dtype, False, values.tobytes()))
+        target.flags.writeable = False
+        return True
 
     def tensor(self, element: str, storage: Any, offset: Any, size: Any, stride: Any) -> np.ndarray:
         """The view of `storage` that starts at `offset` with `size` and `stride`, all in elements."""
@@ -214,22 +283,45 @@ class _Archive:
         return values
 
 
+_PRIVATE = (_Symbol, _Storage, _Dtype)
+
+
 def _checked(content: Any) -> Any:
     """`content`; CheckpointError where it holds what only the pickle's instructions use."""
     waiting, seen = [content], {id(content)}  # parts may be shared, and hold themselves
     while waiting:
         value = waiting.pop()
-        if isinstance(value, (_Symbol, _Storage)):
-            kind = value.kind if isinstance(value, _Symbol) else "storage"
+        if isinstance(value, _PRIVATE):
+            kind = "storage" if isinstance(value, _Storage) else value.kind
             raise CheckpointError(f"the pickle holds a bare {kind}, which is refused: only tensors and plain "
                                   "containers are loaded")
         parts: Any = value.values() if isinstance(value, dict) else value
         # Keys and members of sets are scalars and flat tuples of them.
         for part in parts if isinstance(value, (dict, list, tuple)) else ():
-            if isinstance(part, (list, tuple, dict, _Symbol, _Storage)) and id(part) not in seen:
+            if isinstance(part, (list, tuple, dict, *_PRIVATE)) and id(part) not in seen:
                 seen.add(id(part))
                 waiting.append(part)
     return content
+
+
+def _numbers(dtype: _Dtype, shape: Any, columns_first: Any, raw: Any) -> np.ndarray:
+    """The array that the bytes `raw` are, in the machine's byte order."""
+    kind = dtype.numpy()
+    if not (_is_shape(shape) and isinstance(raw, bytes) and math.prod(shape) * kind.itemsize == len(raw)):
+        raise CheckpointError("a NumPy array or scalar of the pickle is malformed: its bytes are not those "
+                              f"of {kind} of its shape")
+    values = np.frombuffer(raw, kind).astype(kind.newbyteorder("="))
+    return values.reshape(shape, order="F" if columns_first else "C")
+
+
+def _is_factory(value: Any) -> bool:
+    """Whether a defaultdict may make what is missing with `value`, which is not kept."""
+    return value is None or _is_kind(value, "factory", "set", "frozenset", "bytes", "ordered_dict", "counter",
+                                     "defaultdict")
+
+
+def _is_kind(value: Any, *kinds: str) -> bool:
+    return isinstance(value, _Symbol) and value.kind in kinds
 
 
 def _is_index(value: Any) -> bool:

@@ -196,8 +196,8 @@ class Call:
     ({"weights": [1, (2, Call(exec, "open('{canary}', 'w').close()"))]}, "builtins.exec"),
     (Call(getattr, OrderedDict(), "__class__"), "builtins.getattr"),
     (Call(OrderedDict, [("a", Call(os.system, "touch {canary}"))]), rf"{os.system.__module__}.system"),
-    (np.float64(1.0), "scalar"),
-    (np.arange(3), "_reconstruct"),
+    ({"best": Call(np.frombuffer, b"12345678")}, "frombuffer"),
+    (np.array([Call(os.system, "touch {canary}")], object), "dtype 'O8'"),
 ])
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 def test_code_is_refused_by_name_and_not_run(tmp_path, path, attack, named, protocol):
@@ -216,7 +216,7 @@ def test_code_is_refused_by_name_and_not_run(tmp_path, path, attack, named, prot
     payload = pickle.dumps(arm(attack), protocol)
     with zipfile.ZipFile(path, "w") as out:
         out.writestr("m/data.pkl", payload)
-    with pytest.raises(CheckpointError, match="refused|_reconstruct|scalar") as caught:
+    with pytest.raises(CheckpointError, match="refused") as caught:
         load_torch_file(path)
     assert not canary.exists()
     if protocol:  # protocol 0 needs copy_reg first, and is refused for that or for its old instructions
@@ -392,6 +392,6 @@ def test_damaged_pickles_load_or_raise_checkpoint_error(tmp_path):
             for _ in range(chance.randint(1, 3)):
                 content[chance.randrange(len(content))] = chance.randrange(256)
             try:
-                run_pickle(bytes(content), torch_file._SYMBOLS, reader.persistent, reader.call)
+                run_pickle(bytes(content), torch_file._SYMBOLS, reader.persistent, reader.call, reader.build)
             except CheckpointError:
                 pass
