@@ -64,23 +64,36 @@ def optional_library(name: str, what: str) -> Any:
 def column_names(table: np.ndarray, *, pts: bool = False) -> list[str]:
     """Names for the columns of a nameless table (N, C >= 3), x y z first.
 
-    A fourth of four is intensity; three whole-numbered ones from 0 to 255 are red, green, blue, and one after
-    them is alpha, one before them intensity; the others are column_4, column_5, ... pts: of a .pts file,
-    which begins with the number of points, and has intensity before its colours.
+    A fourth of four is intensity; three whole-numbered ones from 0 to 255 are red, green, blue. A further one
+    comes before them, as intensity, or after them, where only one of the two fits; 255 after them in each of
+    several rows is alpha. The others are column_4, column_5, ... pts: of a .pts file, which begins with the
+    number of points, and has intensity before its colours.
     """
     extra = table.shape[1] - 3
     names = [f"column_{i + 4}" for i in range(extra)]
-    whole = [bool(np.all((c >= 0) & (c <= 255) & (c == np.floor(c)))) for c in table[:, 3:].T]
+    whole = whole_bytes(table[:, 3:])
     colour = ["red", "green", "blue"]
     if extra == 1:
         names = ["intensity"]
-    elif pts and extra == 4 and all(whole[1:]):
+    elif extra == 3 and all(whole):
+        names = colour
+    elif extra == 4 and all(whole[1:]) and (pts or not whole[0]):
         names = ["intensity", *colour]
-    elif extra in (3, 4) and all(whole[:3]):
-        names = [*colour, "alpha"][:extra]
-    elif extra == 4 and all(whole[1:]):
-        names = ["intensity", *colour]
+    elif extra == 4 and all(whole[:3]) and not whole[3]:
+        names = [*colour, "column_7"]
+    elif extra == 4 and all(whole) and len(table) > 1 and _is_opaque(table[:, 5:]):
+        names = [*colour, "alpha"]
     return ["x", "y", "z", *names]
+
+
+def whole_bytes(table: np.ndarray) -> list[bool]:
+    """Of each column, whether it holds whole numbers from 0 to 255 alone."""
+    return [bool(np.all((c >= 0) & (c <= 255) & (c == np.floor(c)))) for c in table.T]
+
+
+def _is_opaque(last: np.ndarray) -> bool:
+    """Whether the last column is 255 throughout, and the one before, which may be blue, is not."""
+    return bool(np.all(last[:, 1] == 255) and not np.all(last[:, 0] == 255))
 
 
 def left_out(path: str, unused: Mapping[str, str], count: int) -> dict[str, str]:

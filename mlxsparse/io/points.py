@@ -73,6 +73,9 @@ def read_points(path: str | os.PathLike[str]) -> PointCloud:
     promised = EXTENSIONS.get(extension)
     if kind is None and promised == "bin":
         kind = "bin"
+    words = text.column_of_words(head) if kind is None else ""
+    if words:
+        raise PointCloudError(f"{path!r}, {words}; leave the column out, or write a number for each word")
     if kind is None:
         raise PointCloudError(
             f"{path!r}: the content is none of LAS, LAZ, PCD, PLY, .npy, .npz or rows of "

@@ -2,7 +2,8 @@
 
 Column names come from a header line, which may be a comment; without one from the values (`column_names`).
 A header that is no comment and does not say which columns are x, y and z is an error, but of three columns.
-Rows are kept as they were, so that no digit changes when labels are added.
+Rows, and comments between them, are kept as they were, so that no digit changes when labels are added. Every
+row may end in the delimiter.
 """
 
 from __future__ import annotations
@@ -11,23 +12,31 @@ import codecs
 import io
 import os
 import re
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..errors import PointCloudError
-from .cloud import PointCloud, atomic_write, check_labels, column_names
+from .cloud import PointCloud, atomic_write, check_labels, column_names, whole_bytes
 
 _ALIASES = {"r": "red", "g": "green", "b": "blue", "i": "intensity", "class": "label", "labels": "label"}
 _AXIS = re.compile(r"([xyz])[ _]?[\[(]?m(?:et(?:er|re)s?)?[\])]?")  # x_m, "y [m]", z(metres)
 _DELIMITERS = (b",", b";", b"\t", None)  # None: blanks
+_OTHERS = (  # other texts with rows of numbers, by a line before them
+    (re.compile(rb"(?i)n(col|row)s\s+\d+\s*$"), "an ESRI grid, a raster of heights: make points of it, "
+     "as `gdal_translate -of XYZ` does"),
+    (re.compile(rb"(ST)?C?N?4?n?OFF\b"), "an OFF mesh: save its vertices as .ply"),
+    (re.compile(rb"DATASET\s+[A-Z_]+\s*$"), "a VTK file: save its points as .ply"),
+)  # fmt: skip
 
 
 @dataclass
 class TextSource:
     """before: lines before the rows. header: which of them names the columns, or None. rows: as they were.
     names: of the columns. delimiter: of the rows, None for blanks. apart: what a further column of a row, and
-    of the header, comes after. mark: the byte order mark before it all, or nothing."""
+    of the header, comes after. mark: the byte order mark before it all, or nothing. comments: those between
+    the rows, by the row that they come before. closed: whether each row ends in the delimiter."""
 
     before: list[bytes]
     header: int | None
@@ -36,6 +45,8 @@ class TextSource:
     delimiter: bytes | None
     apart: tuple[bytes, bytes]
     mark: bytes = b""
+    comments: dict[int, list[bytes]] = field(default_factory=dict)
+    closed: bool = False
 
 
 def looks_like_text(head: bytes) -> bool:
@@ -43,7 +54,18 @@ def looks_like_text(head: bytes) -> bool:
     if b"\0" in head:
         return False
     lines = head.removeprefix(codecs.BOM_UTF8).splitlines()[: -1 if len(head) >= 4096 else None]
-    return any(_numbers(line) >= 3 for line in lines if not is_comment(line))
+    return any(_numbers(line, closed=True) >= 3 for line in lines if not is_comment(line))
+
+
+def column_of_words(head: bytes) -> str:
+    """Where the first row that has three numbers or more has something else, in words; "" without such."""
+    lines = head.removeprefix(codecs.BOM_UTF8).splitlines()
+    for at, line in enumerate([] if b"\0" in head else lines):
+        cells = [cell.strip() for cell in line.split(_delimiter(line))]
+        other = [i for i, cell in enumerate(cells) if _numbers(cell) != 1]
+        if not is_comment(line) and other and len(cells) - len(other) >= max(3, len(other)):
+            return _no_number(at + 1, line, other[0], cells)
+    return ""
 
 
 def is_comment(line: bytes) -> bool:
@@ -61,38 +83,54 @@ def read_text(path: str | os.PathLike[str]) -> PointCloud:
         raise PointCloudError(f"cannot read {path!r}: {error}") from error
     mark = codecs.BOM_UTF8 if content.startswith(codecs.BOM_UTF8) else b""
     lines = content[len(mark) :].splitlines()
-    clean = (i for i, line in enumerate(lines) if _numbers(line) >= 3 and not is_comment(line))
-    first = next(clean, len(lines))
+    first = _first_row(lines, closed=True)
+    closed = _is_closed(lines[first:])
+    if not closed:
+        first = _first_row(lines)
     before, rows = lines[:first], [line for line in lines[first:] if line.strip()]
+    for line in before:
+        for pattern, what in _OTHERS:
+            if pattern.match(line.lstrip()):
+                raise PointCloudError(f"{path!r} is {what}")
     if not rows:
         raise PointCloudError(f"{path!r} has no row of three or more numbers")
+    comments: dict[int, list[bytes]] = {}
+    if b"#" in content or b"//" in content:
+        rows, comments = _apart(rows)
     delimiter = _delimiter(rows[0])
     try:
         table = np.loadtxt(
-            io.BytesIO(b"\n".join(rows)),
+            io.BytesIO(b"\n".join(line.rstrip()[:-1] for line in rows) if closed else b"\n".join(rows)),
             ndmin=2,
             comments=None,
             delimiter=delimiter.decode() if delimiter else None,
         )
     except ValueError as error:
-        raise PointCloudError(f"{path!r} is damaged or ends early: {error}") from error
+        why = _wrong_row(lines, first, delimiter, closed) or error
+        raise PointCloudError(f"{path!r} is damaged or ends early: {why}") from error
     header, names, between = _named(before, table.shape[1], delimiter, path)
     lost = next((i for i, line in enumerate(before) if i != header and _is_broken_row(line)), None)
     if lost is not None:
-        shown = before[lost].decode("utf-8", "backslashreplace").strip()
         raise PointCloudError(
-            f"{path!r}, line {lost + 1}, {shown[:60]!r}: no row of three or more numbers and nothing else; "
-            "mend it, or put # before it if it is no point"
+            f"{path!r}, line {lost + 1}, {_shown(before[lost])}: no row of three or more numbers and nothing "
+            "else; mend it, or put # before it if it is no point"
         )
     count = _stated_count(before)
     if names is None:
         names = column_names(table, pts=count is not None)
+        if len(names) == 7 and "red" not in names and all(whole_bytes(table[:, 3:])):
+            warnings.warn(
+                f"{path!r} does not say which columns are colours, nor do the values: they are column_4 "
+                "to column_7; name them in a first line, such as `# x y z intensity r g b`",
+                stacklevel=3,
+            )
     if count is not None and count != len(rows):
         raise PointCloudError(f"{path!r} says it has {count} points; {len(rows)} rows are there")
     fields = {name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(names)}
     points = np.stack([fields[axis] for axis in "xyz"], axis=1)
     apart = _mark(rows[0], delimiter)
-    source = TextSource(before, header, rows, names, delimiter, (apart, between or apart), mark)
+    marks = apart, between or apart
+    source = TextSource(before, header, rows, names, delimiter, marks, mark, comments, closed)
     return PointCloud(
         points, fields, source=source, path=path, format="text", details={"columns": " ".join(names)}
     )
@@ -106,16 +144,18 @@ def write_text_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.Path
     before = list(source.before)
     place = source.names.index("label") if "label" in source.names else None
     if place is None and source.header is not None:
-        before[source.header] = before[source.header].rstrip() + between + b"label"
+        before[source.header] = _with_cell(before[source.header], between, b"label", source.closed)
     elif place is None:
         before.append(b"# " + apart.join(name.encode() for name in [*source.names, "label"]))
     with atomic_write(path) as stream:
         stream.write(source.mark)
         for line in before:
             stream.write(line + b"\n")
-        for row, label in zip(source.rows, labels.tolist()):
+        for at, (row, label) in enumerate(zip(source.rows, labels.tolist())):
+            for line in source.comments.get(at, ()):
+                stream.write(line + b"\n")
             if place is None:
-                stream.write(row.rstrip() + apart + b"%d\n" % label)
+                stream.write(_with_cell(row, apart, b"%d" % label, source.closed) + b"\n")
             elif source.delimiter is not None:
                 cells = row.split(source.delimiter)
                 cells[place] = b"%d" % label
@@ -123,16 +163,78 @@ def write_text_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.Path
             else:
                 start, end = [word.span() for word in re.finditer(rb"\S+", row)][place]
                 stream.write(row[:start] + b"%d" % label + row[end:] + b"\n")
+        for line in source.comments.get(len(source.rows), ()):
+            stream.write(line + b"\n")
+
+
+def _with_cell(line: bytes, apart: bytes, cell: bytes, closed: bool) -> bytes:
+    line = line.rstrip()
+    return line + cell + apart if closed and line.endswith(apart) else line + apart + cell
 
 
 def _delimiter(row: bytes) -> bytes | None:
     return next((mark for mark in (b",", b";") if mark in row), None)
 
 
-def _numbers(line: bytes) -> int:
-    """How many numbers the line is made of; 0 if it holds anything else."""
+def _first_row(lines: list[bytes], *, closed: bool = False) -> int:
+    """Where the first row of three numbers is, or how many lines there are."""
+    clean = (i for i, line in enumerate(lines) if _numbers(line, closed=closed) >= 3 and not is_comment(line))
+    return next(clean, len(lines))
+
+
+def _is_closed(lines: list[bytes]) -> bool:
+    """Whether each row ends in a delimiter."""
+    ends = (line.rstrip().endswith((b",", b";")) for line in lines if line.strip() and not is_comment(line))
+    return bool(lines) and all(ends)
+
+
+def _apart(lines: list[bytes]) -> tuple[list[bytes], dict[int, list[bytes]]]:
+    """The rows, and the comments by the row that they come before."""
+    rows: list[bytes] = []
+    comments: dict[int, list[bytes]] = {}
+    for line in lines:
+        if is_comment(line):
+            comments.setdefault(len(rows), []).append(line)
+        else:
+            rows.append(line)
+    return rows, comments
+
+
+def _cells(line: bytes, delimiter: bytes | None, closed: bool) -> list[bytes]:
+    return (line.rstrip()[:-1] if closed else line).split(delimiter)
+
+
+def _wrong_row(lines: list[bytes], first: int, delimiter: bytes | None, closed: bool) -> str:
+    """The first row that has another number of columns than the one at `first`, or no numbers, in words."""
+    columns = len(_cells(lines[first], delimiter, closed))
+    for at, line in enumerate(lines[first:], first + 1):
+        cells = _cells(line, delimiter, closed)
+        if not line.strip() or is_comment(line):
+            continue
+        wrong = next((i for i, cell in enumerate(cells) if _numbers(cell.strip()) != 1), None)
+        if wrong is not None:
+            return _no_number(at, line, wrong, cells)
+        if len(cells) != columns:
+            return f"line {at}, {_shown(line)}, has {len(cells)} columns, the rows before it have {columns}"
+    return ""
+
+
+def _no_number(at: int, line: bytes, cell: int, cells: list[bytes]) -> str:
+    return f"line {at}, {_shown(line)}: column {cell + 1}, {_shown(cells[cell])}, is no number"
+
+
+def _shown(line: bytes) -> str:
+    return repr(line.decode("utf-8", "backslashreplace").strip()[:60])
+
+
+def _numbers(line: bytes, *, closed: bool = False) -> int:
+    """How many numbers the line is made of; 0 if it holds anything else. closed: a delimiter may end it."""
+    delimiter = _delimiter(line)
+    line = line.rstrip()
+    if closed and delimiter and line.endswith(delimiter):
+        line = line[:-1]
     try:
-        return len([float(word) for word in line.split(_delimiter(line))])
+        return len([float(word) for word in line.split(delimiter)])
     except ValueError:
         return 0
 
@@ -181,6 +283,8 @@ def _mark(line: bytes, delimiter: bytes | None) -> bytes:
 
 def _words(line: bytes, delimiter: bytes | None) -> list[str]:
     text = line.decode("utf-8", "replace").strip().lstrip("#/").strip()
+    if delimiter:
+        text = text.removesuffix(delimiter.decode())
     return [w.strip().strip('"').lower() for w in text.split(delimiter.decode() if delimiter else None)]
 
 

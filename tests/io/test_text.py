@@ -60,7 +60,87 @@ def test_headers_that_name_the_columns(text, fields, point, tmp_path):
 def test_intensity_comes_before_colours_in_a_pts(tmp_path):
     rows = "1 2 3 90 10 20 30\n1 2 4 91 11 21 31\n"
     assert list(read(tmp_path, "2\n" + rows).fields)[3:] == ["intensity", "red", "green", "blue"]
-    assert list(read(tmp_path, rows).fields)[3:] == ["red", "green", "blue", "alpha"]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("rows", "names"),
+    [
+        ("1 2 3 90 10 20 255\n1 2 4 91 11 21 255\n", "red green blue alpha"),
+        ("1 2 3 0.5 10 20 30\n1 2 4 0.25 11 21 31\n", "intensity red green blue"),
+        ("1 2 3 612 10 20 30\n1 2 4 91 11 21 31\n", "intensity red green blue"),
+        ("1 2 3 90 10 20 -1\n1 2 4 91 11 21 7\n", "red green blue column_7"),
+        ("1 2 3 0.5 10 20 -1\n", "column_4 column_5 column_6 column_7"),
+    ],
+)
+def test_four_nameless_columns_after_the_position(rows, names, tmp_path):
+    assert list(read(tmp_path, rows).fields)[3:] == names.split()
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "1 2 3 12 128 127 255\n",  # one row: 255 may be blue
+        "1 2 3 12 128 127 30\n1 2 4 13 120 120 40\n",  # intensity, red, green, blue
+        "1 2 3 90 10 20 7\n1 2 4 91 11 21 7\n",  # red, green, blue and a class
+        "1 2 3 12 255 255 255\n1 2 4 13 255 255 255\n",
+    ],
+)
+def test_columns_that_may_be_colours_are_asked_for(rows, tmp_path):
+    with pytest.warns(UserWarning, match="a.csv' does not say.*`# x y z intensity r g b`") as told:
+        cloud = read(tmp_path, rows)
+    assert list(cloud.fields)[3:] == ["column_4", "column_5", "column_6", "column_7"] and len(told) == 1
+    assert "\n" not in str(told[0].message) and told[0].filename == __file__
+    named = read(tmp_path, "# x y z intensity r g b\n" + rows)
+    assert list(named.fields)[3:] == ["intensity", "red", "green", "blue"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("1 2 3\n# second scan\n7 8 9\n# end\n", "# x y z label\n1 2 3 7\n# second scan\n7 8 9 7\n# end\n"),
+        ("x,y,z\n1,2,3\n# c\n// d\n7,8,9\n", "x,y,z,label\n1,2,3,7\n# c\n// d\n7,8,9,7\n"),
+        ("1,2,3,\n#\n7,8,9, \n", "# x,y,z,label\n1,2,3,7,\n#\n7,8,9,7,\n"),
+        ("x;y;z;\n1;2;3;\n7;8;9;\n", "x;y;z;label;\n1;2;3;7;\n7;8;9;7;\n"),
+        ("x,y,label,z\n1,2,5,3,\n7,8,5,9,\n", "x,y,label,z\n1,2,7,3,\n7,8,7,9,\n"),
+    ],
+)
+def test_comments_between_rows_and_closing_delimiters_stay(text, wanted, tmp_path):
+    assert read(tmp_path, text).points.tolist() == [[1, 2, 3], [7, 8, 9]]
+    assert labelled(tmp_path, text) == wanted
+    assert labelled(tmp_path, wanted) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x,y,z,class\n1,2,3,car\n4,5,6,tree\n", "line 2, '1,2,3,car': column 4, 'car', is no number; leave"),
+        ("1 2 3 # note\n", "line 1, '1 2 3 # note': column 4, '#', is no number"),
+        ("1 2 3\n# c\n\n4 five 6\n", "line 4, '4 five 6': column 2, 'five', is no number"),
+        ("1 2 3\n# c\n4 5\n", "line 3, '4 5', has 2 columns, the rows before it have 3"),
+        ("1,2,3,\n4,5,\n", "line 2, '4,5,', has 2 columns"),
+        ("x,y,z,i\n1,2,3,\n4,5,6,\n", "names its columns 'x, y, z, i': a row has 3"),
+    ],
+)
+def test_the_column_that_is_no_number_is_named(text, words, tmp_path):
+    with pytest.raises(PointCloudError, match=words):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ncols 4\nnrows 2\nxllcorner 0.5\nNODATA_value -9999\n1 2 3 4\n5 6 7 8\n", "an ESRI grid, a raster"),
+        ("NROWS 2\nNCOLS 4\n1 2 3 4\n5 6 7 8\n", "an ESRI grid, a raster"),
+        ("OFF\n2 0 0\n1 2 3\n4 5 6\n", "an OFF mesh"),
+        ("# by hand\nCOFF\n2 0 0\n1 2 3 4 5 6 7\n", "an OFF mesh"),
+        ("NOFF 2 0 0\n1 2 3 0 0 1\n", "an OFF mesh"),
+        ("# vtk DataFile\nscan\nASCII\nDATASET POLYDATA\nPOINTS 2 float\n1 2 3 4 5 6\n", "a VTK file"),
+    ],
+)
+def test_other_texts_with_numbers_are_refused(text, words, tmp_path):
+    with pytest.raises(PointCloudError, match=f"a.csv' is {words}"):
+        read(tmp_path, text)
 
 
 @pytest.mark.parametrize(
