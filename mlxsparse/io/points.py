@@ -150,7 +150,7 @@ def write_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathLike[
     the extension .las or .laz chooses compression, a name without one keeps it. A COPC file
     comes out as plain LAZ. PCD, PLY, npz, text: a `label` field is added (or replaced), the
     encoding is kept. Any cloud can go to .npy (its fields and `label`) and .ply (those of one number a
-    point: a warning names the others), or its labels alone to .label, which is what a .bin needs.
+    point: a warning names the others), or its labels and `instance` to .label, which is what a .bin needs.
     The file appears whole or not at all. Raises PointCloudError for labels of another length or type, labels
     the format cannot hold, an extension of another format, or a cloud that was not read from a file.
     """

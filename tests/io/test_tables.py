@@ -59,7 +59,7 @@ def test_semantic_kitti_labels(beside, tmp_path):
     cloud = read_points(tmp_path / "velodyne" / "000007.bin")
     assert cloud.fields["label"].tolist() == list(range(40)) and set(cloud.fields["instance"]) == {3}
     write_labels(cloud, np.arange(40)[::-1], tmp_path / "out.label")
-    assert np.fromfile(tmp_path / "out.label", "<u4").tolist() == list(range(40))[::-1]
+    assert np.fromfile(tmp_path / "out.label", "<u4").tolist() == [3 << 16 | i for i in range(40)][::-1]
     with pytest.raises(PointCloudError, match="no room for a class"):
         write_labels(cloud, np.arange(40), tmp_path / "out.bin")
     with pytest.raises(PointCloudError, match="0 to 65535"):
