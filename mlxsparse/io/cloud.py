@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -84,6 +84,18 @@ def column_names(table: np.ndarray, *, pts: bool = False) -> list[str]:
     elif extra == 4 and all(whole) and len(table) > 1 and _is_opaque(table[:, 5:]):
         names = [*colour, "alpha"]
     return ["x", "y", "z", *names]
+
+
+def usual_names(names: Sequence[str]) -> dict[str, str]:
+    """Name -> red, green, blue, intensity of columns r, g, b (all three) and i, where none is so named."""
+    usual = {"r": "red", "g": "green", "b": "blue", "i": "intensity"}
+    colours = [name for name in names if name.lower() in ("r", "g", "b")]
+    if sorted(map(str.lower, colours)) != ["b", "g", "r"] or {"red", "green", "blue"} & set(names):
+        colours = []
+    other = [name for name in names if name.lower() == "i"]
+    if len(other) != 1 or "intensity" in names:
+        other = []
+    return {name: usual[name.lower()] for name in (*colours, *other)}
 
 
 def whole_bytes(table: np.ndarray) -> list[bool]:

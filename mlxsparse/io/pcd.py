@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import PointCloudError
-from .cloud import PointCloud, atomic_write, check_labels, check_range, optional_library
+from .cloud import PointCloud, atomic_write, check_labels, check_range, optional_library, usual_names
 
 _KEYS = set("VERSION FIELDS COLUMNS SIZE TYPE COUNT WIDTH HEIGHT VIEWPOINT POINTS DATA".split())
 PADDING = "_ "  # begins the names of padding here: no word of a header has a blank
@@ -43,7 +43,10 @@ class PcdSource:
 
 
 def read_pcd(path: str | os.PathLike[str]) -> PointCloud:
-    """Read a PCD file. Packed `rgb` or `rgba` becomes red, green, blue (and alpha) uint8; NaN rows stay."""
+    """Read a PCD file. Packed `rgb` or `rgba` becomes red, green, blue (and alpha) uint8; NaN rows stay.
+
+    Fields `r`, `g`, `b` and `i` are red, green, blue and intensity here, as in text.
+    """
     path = os.fspath(path)
     try:
         with open(path, "rb") as stream:
@@ -207,6 +210,8 @@ def _header(lines: list[bytes], names: list[str], types: list[str], counts: list
 
 def _fields(source: PcdSource) -> dict[str, np.ndarray]:
     fields: dict[str, np.ndarray] = {}
+    packed = ["red"] if {"rgb", "rgba"} & set(source.names) else []
+    usual = usual_names([*source.names, *packed])
     for name in source.names:
         values = np.ascontiguousarray(source.data[name])
         if name in ("rgb", "rgba") and values.ndim == 1 and values.dtype.itemsize == 4:
@@ -214,7 +219,7 @@ def _fields(source: PcdSource) -> dict[str, np.ndarray]:
             channels = {"red": 16, "green": 8, "blue": 0, **({"alpha": 24} if name == "rgba" else {})}
             fields.update({key: (bits >> shift).astype(np.uint8) for key, shift in channels.items()})
         elif not _is_padding(name):
-            fields[name] = values
+            fields[usual.get(name, name)] = values
     return fields
 
 

@@ -2,11 +2,14 @@
 
 Everything that is not the label is kept: properties and their types, other elements such as faces, comments,
 byte order (but of files where numbers lie beside lists, which plyfile writes in the machine's own alone).
+plyfile reads ASCII headers alone: other bytes of comments are spelled out for it, and put back in writing.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +27,7 @@ from .cloud import (
     number_fields,
     optional_library,
     structured,
+    usual_names,
 )
 
 
@@ -31,23 +35,28 @@ def _plyfile() -> Any:
     return optional_library("plyfile", "a PLY file")
 
 
+_COMMENT = re.compile(rb"(?<=[\r\n])(comment|obj_info)\b[^\r\n]*")
+
+
 def read_ply(path: str | os.PathLike[str]) -> PointCloud:
     """Read a PLY file: the element `vertex` with x, y, z; its other one-value properties become fields.
 
-    A warning names lists that have the name of an input or class.
+    Where no element has this name, the only one with x, y, z is taken. `r`, `g`, `b` and `i` are red, green,
+    blue and intensity here, as in text. A warning names lists that have the name of an input or class.
     """
     plyfile = _plyfile()
     path = os.fspath(path)
     try:
-        data = plyfile.PlyData.read(path, mmap=False)
+        data = plyfile.PlyData.read(_ascii_header(path), mmap=False)
     except (plyfile.PlyParseError, ValueError, TypeError, OverflowError, EOFError, MemoryError,
             OSError) as error:  # fmt: skip
         raise PointCloudError(f"{path!r} is damaged or ends early: {error}") from error
-    if "vertex" not in data:
+    element = _vertices(data)
+    if element is None:
         raise PointCloudError(
             f"{path!r} has no element 'vertex'; it has {', '.join(e.name for e in data.elements) or 'none'}"
         )
-    table = data["vertex"].data
+    table = element.data
     for axis in "xyz":
         if axis in (table.dtype.names or ()) and table.dtype[axis].kind == "O":
             raise PointCloudError(f"{path!r}: the property {axis!r} is a list; one number a vertex is needed")
@@ -56,15 +65,17 @@ def read_ply(path: str | os.PathLike[str]) -> PointCloud:
                 f"{path!r} has no property {axis!r}; its vertices have {', '.join(table.dtype.names or ())}"
             )
     points = np.stack([table[axis].astype(np.float64) for axis in "xyz"], axis=1)
+    usual = usual_names(table.dtype.names)
     fields = {
-        name: np.ascontiguousarray(table[name])
+        usual.get(name, name): np.ascontiguousarray(table[name])
         for name in table.dtype.names
         if table.dtype[name].kind in "iuf"
     }
     encoding = "ascii" if data.text else f"binary, {'little' if data.byte_order == '<' else 'big'} endian"
-    others = [f"{e.name} ({e.count})" for e in data.elements if e.name != "vertex"]
+    others = [f"{e.name} ({e.count})" for e in data.elements if e is not element]
     details = {"encoding": encoding, **({"also holds": ", ".join(others)} if others else {})}
-    details.update(left_out(path, {n: "a list" for n in table.dtype.names if n not in fields}, len(table)))
+    lists = {name: "a list" for name in table.dtype.names if table.dtype[name].kind == "O"}
+    details.update(left_out(path, lists, len(table)))
     return PointCloud(points, fields, source=data, path=path, format="ply", details=details)
 
 
@@ -80,7 +91,8 @@ def write_ply_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathL
         _write_new(structured(cloud, labels, number_fields(cloud)), path)
         return
     source = cloud.source
-    old = source["vertex"].data
+    element = _vertices(source)
+    old = element.data
     kept = [(name, old.dtype[name]) for name in old.dtype.names]
     kinds = [(name, kind if name != "label" else np.dtype("i4")) for name, kind in kept]
     if "label" not in old.dtype.names:
@@ -88,15 +100,36 @@ def write_ply_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.PathL
     table = np.empty(len(old), kinds)
     for name in table.dtype.names or ():
         table[name] = labels if name == "label" else old[name]
-    lists = {p.name: p for p in source["vertex"].properties if isinstance(p, plyfile.PlyListProperty)}
+    lists = {p.name: p for p in element.properties if isinstance(p, plyfile.PlyListProperty)}
     vertex = plyfile.PlyElement.describe(
-        table, "vertex", comments=source["vertex"].comments,
+        table, element.name, comments=element.comments,
         len_types={name: p.list_dtype("")[0] for name, p in lists.items()},
         val_types={name: p.list_dtype("")[1] for name, p in lists.items()},
     )  # fmt: skip
-    elements = [vertex if e.name == "vertex" else e for e in source.elements]
+    elements = [vertex if e is element else e for e in source.elements]
     order = source.byte_order if source.text else _order(elements, source.byte_order)
     _write(plyfile.PlyData(elements, source.text, order, source.comments, source.obj_info), path)
+
+
+def _vertices(data: Any) -> Any:
+    """The element `vertex`, or the only one with x, y, z; None without such."""
+    placed = [e for e in data.elements if {"x", "y", "z"} <= {p.name for p in e.properties}]
+    return next((e for e in data.elements if e.name == "vertex"), placed[0] if len(placed) == 1 else None)
+
+
+def _ascii_header(path: str) -> Any:
+    """`path`, or the file's bytes where its comments are not ASCII: each such byte as DEL and its number."""
+    with open(path, "rb") as stream:
+        head = stream.read(1 << 16)
+        end = re.search(rb"[\r\n]end_header[\r\n]", head)
+        if end is None or (head[: end.start()].isascii() and b"\x7f" not in head[: end.start()]):
+            return path
+        rest = head[end.start() :] + stream.read()
+    return io.BytesIO(_COMMENT.sub(_spelled, head[: end.start()]) + rest)
+
+
+def _spelled(line: re.Match[bytes]) -> bytes:
+    return re.sub(rb"[\x7f-\xff]", lambda byte: b"\x7f%02x" % byte[0][0], line[0])
 
 
 def _order(elements: Sequence[Any], order: str) -> str:
@@ -176,4 +209,12 @@ def _words(names: Sequence[str]) -> list[str]:
 
 def _write(data: Any, path: str | os.PathLike[str]) -> None:
     with atomic_write(path) as stream:
-        data.write(stream)
+        if "\x7f" not in data.header:
+            data.write(stream)
+            return
+        whole = io.BytesIO()
+        data.write(whole)
+        end = len(data.header)
+        head = whole.getvalue()[:end]
+        stream.write(re.sub(rb"\x7f([0-9a-f]{2})", lambda byte: bytes([int(byte[1], 16)]), head))
+        stream.write(whole.getbuffer()[end:])

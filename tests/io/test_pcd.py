@@ -175,3 +175,27 @@ def test_a_position_of_several_values(tmp_path):
     (tmp_path / "a.pcd").write_text("FIELDS x y z\nCOUNT 2 1 1\nWIDTH 1\nDATA ascii\n1 2 3 4\n")
     with pytest.raises(PointCloudError, match="a.pcd': the field 'x' has 2 values a point"):
         read_points(tmp_path / "a.pcd")
+
+
+@pytest.mark.parametrize(
+    ("names", "fields"),
+    [
+        ("r g b i", "red green blue intensity"),
+        ("R G B I", "red green blue intensity"),
+        ("r g q", "r g q"),  # r may be a range
+        ("r g b blue", "r g b blue"),
+        ("i I intensity", "i I intensity"),
+        ("r R g b", "r R g b"),
+        ("r g b rgb", "r g b red green blue"),
+    ],
+)
+def test_short_names_of_colours_are_the_usual_ones(names, fields, tmp_path):
+    count = len(names.split())
+    values = " ".join(str(10 + i) for i in range(count))
+    header = f"FIELDS x y z {names}\nWIDTH 1\nDATA ascii\n1 2 3 {values}\n"
+    (tmp_path / "a.pcd").write_text(header)
+    cloud = read_points(tmp_path / "a.pcd")
+    assert list(cloud.fields)[3:] == fields.split()
+    write_labels(cloud, np.array([5]), tmp_path / "b.pcd")
+    written = (tmp_path / "b.pcd").read_text()
+    assert f"FIELDS x y z {names} label" in written and f"1 2 3 {values} 5" in written

@@ -203,3 +203,54 @@ def test_lists_of_an_input_or_class_are_told_of(tmp_path):
     (tmp_path / "a.ply").write_text(head + lists + "1 2 3 1 4 1 5\n")
     with pytest.warns(UserWarning, match=r"a.ply': left out, .* each of its 1 points: label \(a list\)$"):
         assert read_points(tmp_path / "a.ply").details["left out"] == "label (a list)"
+
+
+@pytest.mark.parametrize("text", [True, False])
+@pytest.mark.parametrize("coding", ["utf-8", "latin-1"])
+def test_comments_that_are_not_ascii_stay(coding, text, tmp_path):
+    made = ply_file(tmp_path / "a.ply", text, extra=False).read_bytes()
+    comment = "comment Auteur: Ren\u00e9 \x7fe9 \x7f".encode(coding)
+    other = "obj_info \u00fcber".encode(coding)
+    made = made.replace(b"comment of the vertices", comment + b"\ncomment of the vertices")
+    made = made.replace(b"comment made by hand", b"comment \x7f41").replace(b"obj_info survey 7", other)
+    (tmp_path / "a.ply").write_bytes(made)
+    cloud = read_points(tmp_path / "a.ply")
+    np.testing.assert_array_equal(cloud.points[:, 0], table()["x"])
+    write_labels(cloud, np.arange(7), tmp_path / "b.ply")
+    written = (tmp_path / "b.ply").read_bytes()
+    header = written[: written.index(b"end_header")]
+    for line in (comment, b"comment \x7f41", other):
+        assert line + b"\n" in header
+    again = read_points(tmp_path / "b.ply")
+    np.testing.assert_array_equal(again.points, cloud.points)
+    assert again.fields["label"].tolist() == [*range(7)]
+
+
+def test_points_in_an_element_of_another_name(tmp_path):
+    vertex = plyfile.PlyElement.describe(table(), "testing", comments=["of the tile"])
+    camera = plyfile.PlyElement.describe(np.zeros(2, [("x", "f4"), ("y", "f4")]), "camera")
+    plyfile.PlyData([camera, vertex]).write(str(tmp_path / "a.ply"))
+    cloud = read_points(tmp_path / "a.ply")
+    np.testing.assert_array_equal(cloud.points[:, 0], table()["x"])
+    assert cloud.details["also holds"] == "camera (2)"
+    write_labels(cloud, np.arange(7), tmp_path / "b.ply")
+    after = plyfile.PlyData.read(str(tmp_path / "b.ply"))
+    assert [e.name for e in after.elements] == ["camera", "testing"]
+    assert after["testing"]["label"].tolist() == [*range(7)] and after["testing"].comments == ["of the tile"]
+    again = plyfile.PlyElement.describe(table(), "training")
+    plyfile.PlyData([vertex, again]).write(str(tmp_path / "a.ply"))
+    with pytest.raises(PointCloudError, match="no element 'vertex'; it has testing, training"):
+        read_points(tmp_path / "a.ply")
+
+
+def test_short_names_of_colours_are_the_usual_ones(tmp_path):
+    kinds = [(name, "f4" if name in "xyzi" else "u1") for name in "xyzrgbi"]
+    data = np.array([(1, 2, 3, 10, 20, 30, 0.5), (4, 5, 6, 11, 21, 31, 0.25)], kinds)
+    vertex = plyfile.PlyElement.describe(data, "vertex")
+    plyfile.PlyData([vertex]).write(str(tmp_path / "a.ply"))
+    cloud = read_points(tmp_path / "a.ply")
+    assert list(cloud.fields) == ["x", "y", "z", "red", "green", "blue", "intensity"]
+    assert cloud.fields["blue"].tolist() == [30, 31]
+    write_labels(cloud, np.array([5, 6]), tmp_path / "b.ply")
+    after = plyfile.PlyData.read(str(tmp_path / "b.ply"))["vertex"].data
+    assert after.dtype.names == (*"xyzrgbi", "label")
