@@ -70,8 +70,6 @@ def run(options: argparse.Namespace) -> int:
     report = fit(training, held_out, settings, options.output, plan, channels=CHANNELS, watch=held_out[0])
     score = report["score"]
     base = mean_iou(level)
-    print(f"logistic regression on height, normal, intensity: mean IoU {100 * base:.2f}")
-
     folder = make_directory(options.output)
     model, settings = task.load(folder)
     answer = task.predict(model, settings, unseen[0].points, task.inputs_of(unseen[0], settings))
@@ -91,6 +89,7 @@ def run(options: argparse.Namespace) -> int:
         "held_out_scenes": options.held_out,
     }
     write_json(folder / "report.json", {**summary, **report})
+    print(f"logistic regression on height, normal, intensity: mean IoU {100 * base:.2f}")
     print(
         f"wrote {folder}: scene.png, training.png, scene.laz, truth.ply, prediction.ply, weights, "
         f"report.json; {seconds:.0f} s in all"

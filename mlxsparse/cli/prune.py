@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prune, print the table, write the directory."""
+    """Prune, write the directory, print the table."""
     check_directory(options.output, options.weights)
     check_named(options.weights, "--weights")
     check_seed(options.seed)
@@ -91,9 +91,7 @@ def run(options: argparse.Namespace) -> int:
             learning_rate=options.lr, block=block, exclude=options.exclude,
             fold=options.fold, seed=options.seed, progress=progress,
         )  # fmt: skip
-    print(result.report)
-    print(pruning.table(result.rows))
-    task.save(result.model, settings, folder)
+    task.save(result.model, settings, folder)  # before what is printed: that may fail
     report = {
         "structure": options.structure,
         "sparsity": options.sparsity,
@@ -101,6 +99,8 @@ def run(options: argparse.Namespace) -> int:
         "rows": [dataclasses.asdict(row) for row in result.rows],
     }
     write_json(folder / "report.json", report)
+    print(result.report)
+    print(pruning.table(result.rows))
     print(f"weights: {options.output}")
     return 0
 

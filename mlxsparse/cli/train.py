@@ -124,7 +124,7 @@ def fit(
     resume: bool = False,
     watch: task.Part | None = None,
 ) -> dict[str, Any]:
-    """Train with a progress bar, print the held-out table, save weights and report; returns the report.
+    """Train with a progress bar, save weights and report, print the held-out table; returns the report.
 
     watch: a part to score after each epoch, for the curve.
     """
@@ -168,10 +168,11 @@ def fit(
     if report["held_out_points"]:
         result = task.score(model, settings, held_out, majority)
         report["score"] = score = result.report()
+    write_json(folder / "report.json", report)  # before what is printed: that may fail
+    if report["held_out_points"]:
         print(format_table(result.matrix, report["class_names"]))
         print(
             f"always the majority class: mean IoU {100 * score['majority_mean_iou']:.2f}, "
             f"accuracy {100 * score['majority_accuracy']:.2f}"
         )
-    write_json(folder / "report.json", report)
     return report
