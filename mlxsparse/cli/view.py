@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CoordinateRangeError, PointCloudError
-from ..io.cloud import PointCloud, atomic_write
+from ..io.cloud import COLOUR_FIELDS, PointCloud, atomic_write, colour_unit
 from ..io.points import read_points
 from ..ops.voxel import Voxels, voxelize
 from ..viz.colours import ASPRS
@@ -125,18 +125,19 @@ def fields_of(cloud: PointCloud) -> dict[str, np.ndarray]:
         if name.lower() in CLASS_FIELDS and values.dtype.kind == "f":
             if np.all((values >= -(2.0**63)) & (values < 2.0**63) & (values == np.floor(values))):
                 fields[name] = values.astype(np.int64)
-    channels = ("red", "green", "blue")
-    if all(name in fields for name in channels):
-        colour = np.stack([fields.pop(name) for name in channels], axis=1)
-        if colour.dtype.kind == "f":
-            colour = colour * (255 if np.nanmax(colour, initial=0) <= 1 else 1)
-        elif colour.max(initial=0) > 255:  # 16 bits a channel, as LAS has it
-            colour = colour >> 8
+    if all(name in fields for name in COLOUR_FIELDS):
+        colour = np.stack([fields.pop(name) for name in COLOUR_FIELDS], axis=1)
+        unit = colour_unit([colour])
+        colour = np.nan_to_num(colour).clip(0, unit)
+        if unit == 1:
+            colour = np.round(255 * colour)
+        elif unit == 65535:  # as LAS has it, made of 8 bits by 256 or by 257
+            colour = colour // 256
         if colour.any():
             name = "colour"
             while name in fields:  # a field of the cloud's own
                 name += " (rgb)"
-            fields = {name: np.nan_to_num(colour).clip(0, 255).astype(np.uint8), **fields}
+            fields = {name: colour.astype(np.uint8), **fields}
     return fields
 
 

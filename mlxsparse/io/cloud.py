@@ -24,6 +24,8 @@ NAMES = {"las": "LAS", "laz": "LAZ (compressed LAS)", "pcd": "PCD", "ply": "PLY"
          "npz": "NumPy .npz", "text": "text of x y z", "label": "SemanticKITTI .label"}
 #: Per-point fields that are inputs of a network where every training cloud has them.
 INPUT_FIELDS = ("intensity", "return_number", "number_of_returns", "red", "green", "blue")
+#: Those of them that together are a colour.
+COLOUR_FIELDS = ("red", "green", "blue")
 #: Where classes may be, best first: `segment` writes `label` beside what was there (LAS: `classification`).
 LABEL_FIELDS = ("label", "classification", "class", "scalar_Classification", "scalar_Label")
 
@@ -106,6 +108,16 @@ def whole_bytes(table: np.ndarray) -> list[bool]:
 def _is_opaque(last: np.ndarray) -> bool:
     """Whether the last column is 255 throughout, and the one before, which may be blue, is not."""
     return bool(np.all(last[:, 1] == 255) and not np.all(last[:, 0] == 255))
+
+
+def colour_unit(channels: Sequence[np.ndarray]) -> int:
+    """What is full brightness in channels (N,) of one colour: 1, 255 or 65535, by their highest value.
+
+    1 is of floats alone. NaN and infinite values do not count.
+    """
+    whole = any(c.dtype.kind != "f" for c in channels)
+    top = max((float(c.max(initial=0, where=np.isfinite(c))) for c in channels), default=0.0)
+    return 65535 if top > 255 else 255 if whole or top > 1 else 1
 
 
 def left_out(path: str, unused: Mapping[str, str], count: int) -> dict[str, str]:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..errors import MLXSparseError, PointCloudError
-from ..io.cloud import INPUT_FIELDS, LABEL_FIELDS, PointCloud, left_out_sentence
+from ..io.cloud import (
+    COLOUR_FIELDS,
+    INPUT_FIELDS,
+    LABEL_FIELDS,
+    PointCloud,
+    colour_unit,
+    left_out_sentence,
+)
 from ..ops.voxel import Voxels, voxelize
 from .relief import LOW_CELLS, PLANE_CELLS, relief, scales_of, squashed
 
 TILE_POINTS = 40_000
 MAX_VOXELS_ACROSS = 2**29
+FAR = 16  # times above or below the training: intensities of another sensor are nearer, other units are not
 
 
 @dataclass
@@ -23,7 +32,8 @@ class Settings:
     """What turns a cloud into network input; kept in config.json beside the weights.
 
     classes: class number in the file of each output channel. fields: per-point inputs, scales: the
-    value of each that becomes 1. relief: the scale of each column of `relief.relief`; empty: not used.
+    value of each that becomes 1, of colours a share of full brightness (once in the unit of the training,
+    which its size tells). relief: the scale of each column of `relief.relief`; empty: not used.
     names: of the classes, where they are known.
     """
 
@@ -140,9 +150,7 @@ def choose_settings(
     fields = [name for name in wanted if all(_has_input(cloud, name) for cloud in clouds)]
     scales = []
     for name in fields:
-        values = np.concatenate([np.asarray(cloud.fields[name], np.float64) for cloud in clouds])
-        values = values[np.isfinite(values)]
-        top = float(np.percentile(values, 99)) if len(values) else 1.0
+        top = _top(np.concatenate([np.asarray(c.fields[name], np.float64) / _unit(c, name) for c in clouds]))
         scales.append(top if top > 0 else 1.0)
     if voxel_size is None:
         voxel_size = half_size(clouds[0].points, repr(clouds[0].path))
@@ -159,6 +167,29 @@ def _has_input(cloud: PointCloud, name: str) -> bool:
     """Whether the cloud has the field, one number a point."""
     values = np.asarray(cloud.fields.get(name, ()))
     return name in cloud.fields and values.shape == (len(cloud),) and values.dtype.kind in "iufb"
+
+
+def _unit(cloud: PointCloud, name: str) -> int:
+    """What an input of a cloud counts in: 1, and colours in what is their full brightness."""
+    if name not in COLOUR_FIELDS:
+        return 1
+    return colour_unit([np.asarray(cloud.fields[c]) for c in COLOUR_FIELDS if _has_input(cloud, c)])
+
+
+def _top(values: np.ndarray) -> float:
+    """The 99th percentile of the finite values, 0 where there are none."""
+    values = values[np.isfinite(values)]
+    return float(np.percentile(values, 99)) if len(values) else 0.0
+
+
+def _scales_of(cloud: PointCloud, settings: Settings) -> list[float]:
+    """The value of each field of the settings, in the cloud's unit, that becomes 1."""
+    colours = [scale for name, scale in zip(settings.fields, settings.scales) if name in COLOUR_FIELDS]
+    stored = colour_unit([np.array(colours, np.float64)])
+    return [
+        scale * (_unit(cloud, name) / stored) if name in COLOUR_FIELDS else scale
+        for name, scale in zip(settings.fields, settings.scales)
+    ]
 
 
 def check_extent(cloud: PointCloud, voxel_size: float) -> None:
@@ -218,10 +249,12 @@ def _count_cells(cells: np.ndarray) -> int:
 def inputs_of(cloud: PointCloud, settings: Settings) -> np.ndarray:
     """(N, settings.num_inputs) float32 network inputs: a constant 1, the scaled fields, whether a return was
     the last of its pulse, and the relief. PointCloudError where a field is missing or not one number a
-    point, and for points that `check_extent` refuses."""
+    point, and for points that `check_extent` refuses. A warning names fields whose values are far from those
+    of the training, as in another unit."""
     check_extent(cloud, settings.voxel_size)
     columns = [np.ones(len(cloud), np.float32)]
-    for name, scale in zip(settings.fields, settings.scales):
+    far = []
+    for name, scale in zip(settings.fields, _scales_of(cloud, settings)):
         if name not in cloud.fields:
             raise PointCloudError(
                 f"{cloud.path!r} has no field {name!r}, which these weights were trained with; "
@@ -232,8 +265,18 @@ def inputs_of(cloud: PointCloud, settings: Settings) -> np.ndarray:
                 f"{cloud.path!r}: the field {name!r} ({cloud.fields[name].dtype}, shape "
                 f"{cloud.fields[name].shape}) is not one number a point, which these weights need"
             )
-        values = np.asarray(cloud.fields[name], np.float64) / scale
-        columns.append(np.clip(np.nan_to_num(values), -2, 2).astype(np.float32))
+        values = np.asarray(cloud.fields[name], np.float64)
+        top = _top(values)
+        # A scale of 1 is that of training values of 0 as well.
+        if len(cloud) and not scale / FAR <= top <= scale * FAR and (top > 0 or scale != _unit(cloud, name)):
+            far.append(f"{name} ({top:.3g}, in training {scale:.3g})")
+        columns.append(np.clip(np.nan_to_num(values / scale), -2, 2).astype(np.float32))
+    if far:
+        warnings.warn(
+            f"{cloud.path!r}: is the unit that of the training? 99th percentile of {', '.join(far)}: labels "
+            "from other units are wrong",
+            stacklevel=2,
+        )
     if settings.last_return:
         last = cloud.fields["return_number"] == cloud.fields["number_of_returns"]
         columns.append(np.asarray(last, np.float32))

@@ -282,3 +282,14 @@ def test_values_of_options_are_named(option, value, wanted, cloud, capsys):
     with pytest.raises(SystemExit, match="2"):
         run("view", cloud, "-o", "x.html", option, value)
     assert wanted in capsys.readouterr().err
+
+
+def test_colours_of_16_bits_in_text(tmp_path):
+    """As PDAL writes them; what is not a number is dark."""
+    (tmp_path / "a.csv").write_text(
+        '"X","Y","Z","Red","Green","Blue"\n0,0,0,65535,257,65280\n1,1,1,32896,0,nan\n2,2,2,1,2,inf\n'
+    )
+    cloud = read_points(tmp_path / "a.csv")
+    assert fields_of(cloud)["colour"].tolist() == [[255, 1, 255], [128, 0, 0], [0, 0, 255]]
+    shares = {c: np.array([0.5, np.inf, 200 / 255], np.float32) for c in ("red", "green", "blue")}
+    assert fields_of(PointCloud(np.zeros((3, 3)), shares))["colour"][:, 0].tolist() == [128, 255, 200]

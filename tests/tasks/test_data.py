@@ -233,3 +233,66 @@ def test_negative_and_ignored_numbers_are_no_class():
         f"{2 * len(cloud)} points, of classes -2, -1, 1"
     with pytest.raises(PointCloudError, match=r"has class \[2\] or none \(-2, -1, 0, 1\): nothing to tell"):
         task.choose_settings([cloud], 0.3, ignore=[0, 1])
+
+
+COLOURS = ("red", "green", "blue")
+
+
+def coloured(unit, dtype, seed=0):
+    """Points of two classes with colours of 8 bits, written as `dtype` with `unit` for full brightness."""
+    cloud = floor_and_posts(n=600, seed=seed)
+    shades = np.random.default_rng(seed).integers(0, 250, (3, len(cloud)))
+    shades[:, 0] = 255
+    cloud.fields = {"classification": cloud.fields["classification"]}
+    cloud.fields |= {name: (shade * (unit / 255)).astype(dtype) for name, shade in zip(COLOURS, shades)}
+    return cloud
+
+
+UNITS = [(65535, np.uint16), (255, np.uint8), (255, np.float64), (1, np.float64), (65535, np.float64)]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("unit", "dtype"), UNITS)
+def test_colours_of_any_unit_are_the_same_inputs(unit, dtype):
+    cloud, other = coloured(unit, dtype), coloured(*UNITS[0])
+    known = task.choose_settings([cloud], 0.3)
+    assert known.fields == list(COLOURS) and max(known.scales) <= 1
+    assert known.scales == pytest.approx(task.choose_settings([cloud, other], 0.3).scales)
+    np.testing.assert_allclose(task.inputs_of(cloud, known), task.inputs_of(other, known), rtol=1e-6)
+    assert task.inputs_of(cloud, known)[:, 1:].max() > 1
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("unit", "dtype"), UNITS)
+def test_weights_of_before_keep_their_colours(unit, dtype):
+    """Their scales are in the unit of the training: the same numbers of the same file, to the last bit."""
+    cloud, same, other = coloured(unit, dtype), coloured(unit, dtype, seed=1), coloured(*UNITS[1], seed=1)
+    scales = [float(np.percentile(cloud.fields[name].astype(np.float64), 99)) for name in COLOURS]
+    old = task.Settings(0.3, [2, 7], list(COLOURS), scales)
+    inputs = task.inputs_of(same, old)
+    for i, name in enumerate(COLOURS):
+        wanted = np.clip(same.fields[name].astype(np.float64) / scales[i], -2, 2).astype(np.float32)
+        np.testing.assert_array_equal(inputs[:, 1 + i], wanted)
+    np.testing.assert_allclose(task.inputs_of(other, old), inputs, rtol=1e-6)
+
+
+def test_values_far_from_those_of_the_training_are_warned_of(recwarn):
+    cloud, other = floor_and_posts(n=600), floor_and_posts(n=600, seed=1)
+    known = task.choose_settings([cloud, other], 0.3)
+    other.path, values = "other.ply", other.fields["intensity"].astype(np.float64)
+    for factor, said in ((1, 0), (5, 0), (0.2, 0), (257, 1), (1 / 257, 1), (0, 1)):
+        other.fields["intensity"] = factor * values
+        recwarn.clear()
+        task.inputs_of(other, known)
+        assert len(recwarn) == said, factor
+        if said:
+            told = str(recwarn[0].message)
+            assert told.startswith("'other.ply': ") and "\n" not in told
+            tops = np.percentile(factor * values, 99), known.scales[0]
+            assert "intensity ({:.3g}, in training {:.3g})".format(*tops) in told
+    both = task.choose_settings([cloud, other], 0.3)  # a training on both says so as well
+    other.fields["intensity"] = 257 * values
+    recwarn.clear()
+    for each in (cloud, other):
+        task.split(each, both, 0.2)
+    assert [str(w.message)[:13] for w in recwarn] == ["'other.ply': "]
