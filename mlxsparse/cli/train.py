@@ -103,6 +103,7 @@ def run(options: argparse.Namespace) -> int:
     if other := other_classes(clouds, settings):
         print(f"left out of training and scores: {other}", file=sys.stderr)
     training, held_out = split_clouds(clouds, settings, options.val_split)
+    print(f"inputs: {', '.join(input_names(settings)) or 'positions alone'}", file=sys.stderr)
     plan = task.Plan(options.epochs, options.lr, options.seed, options.precision, not options.no_augment)
     report = fit(
         training, held_out, settings, options.output, plan,
@@ -110,6 +111,11 @@ def run(options: argparse.Namespace) -> int:
     )  # fmt: skip
     print(f"weights: {Path(options.output)}  ({report['seconds']:.0f} s of training)")
     return 0
+
+
+def input_names(settings: task.Settings) -> list[str]:
+    """What the network is given of each point beside its position."""
+    return [*settings.fields, *(["relief"] if settings.relief else [])]
 
 
 def fit(
@@ -152,7 +158,7 @@ def fit(
         "classes": settings.classes,
         "class_names": [settings.name(i) for i in range(len(settings.classes))],
         "voxel_size": settings.voxel_size,
-        "inputs": [*settings.fields, *(["relief"] if settings.relief else [])],
+        "inputs": input_names(settings),
         "training_points": total,
         "held_out_points": sum(part.labelled for part in held_out),
         "unlabelled_points": sum(len(part) - part.labelled for part in [*training, *held_out]),

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import PointCloudError
 from .cloud import (
+    COLOUR_FIELDS,
     PointCloud,
     atomic_write,
     check_labels,
@@ -22,6 +23,8 @@ from .cloud import (
 
 #: Names under which an .npz keeps its points, best first.
 _POINTS = ("points", "xyz", "pc", "coord", "coords", "positions")
+#: Under which it keeps their colours, a table (N, 3), or (N, 4) with alpha; compared in lower case.
+_COLOURS = ("color", "colour", "colors", "colours", "rgb")
 
 
 def read_npy(path: str | os.PathLike[str]) -> PointCloud:
@@ -37,8 +40,10 @@ def read_npz(path: str | os.PathLike[str]) -> PointCloud:
     """Read an .npz: the points are the array `points`, `xyz`, `pc`, `coord`, or the only table (N, C >= 3).
 
     Other arrays of N rows become fields, but for those named x, y or z: the points have these already.
-    Classes, N integers named `label` or `labels`, are the field `label`; PointCloudError where the file has
-    both and they differ. A warning names arrays of an input or class that are nothing a point.
+    A table (N, 3) named `color`, `colour`, `colors`, `colours` or `rgb` is the fields red, green, blue, where
+    nothing else is. Classes, N integers named `label` or `labels`, are the field `label`; PointCloudError
+    where the file has both and they differ. A warning names arrays of an input or class that are nothing a
+    point.
     """
     path = os.fspath(path)
     # NumPy gives members that are no arrays as bytes.
@@ -64,7 +69,7 @@ def read_npz(path: str | os.PathLike[str]) -> PointCloud:
             raise PointCloudError(
                 f"{path!r} has both label and labels, and they differ; remove the one that is not the class"
             )
-    fields.update(columns)
+    fields = _with_colours({**fields, **columns})
     details = {"arrays": ", ".join(f"{n} {a.dtype} {a.shape}" for n, a in arrays.items())}
     cloud = PointCloud(points, fields, source=arrays, path=path, format="npz", details=details)
     unused = {
@@ -123,6 +128,18 @@ def _classes(arrays: dict[str, np.ndarray], count: int) -> list[str]:
     shapes = (count,), (count, 1)
     named = [name for name in ("label", "labels") if name in arrays]
     return [name for name in named if arrays[name].shape in shapes and arrays[name].dtype.kind in "iufb"]
+
+
+def _with_colours(fields: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The fields, of which the first table of colours is red, green, blue, unless one has such a name."""
+    if any(name in fields for name in COLOUR_FIELDS):
+        return fields
+    for name, table in fields.items():
+        numbers = table.ndim == 2 and table.dtype.kind in "iuf"
+        if name.lower() in _COLOURS and numbers and table.shape[1] in (3, 4):
+            columns = zip((*COLOUR_FIELDS, "alpha"), map(np.ascontiguousarray, table.T))
+            return {**dict(columns), **{key: values for key, values in fields.items() if key != name}}
+    return fields
 
 
 def _load(path: str) -> Any:

@@ -147,3 +147,15 @@ def test_info_writes_large_numbers_whole(tmp_path, capsys):
         "same float32 0.1 to 0.1", "x 12345678901.25 to 12345678903.5", "y 0 to 0", "z 0.1 to 0.1",
     ):  # fmt: skip
         assert words in " ".join(said.split()), said
+
+
+def test_training_says_its_inputs(tmp_path, capsys):
+    points = np.random.default_rng(0).random((200, 3)) * (10, 5, 2)
+    colours = np.random.default_rng(1).integers(0, 255, (200, 3)).astype(np.uint8)
+    np.savez(tmp_path / "a.npz", coord=points, color=colours, label=np.arange(200) % 2)
+    arguments = ["train", str(tmp_path / "a.npz"), "-o", str(tmp_path / "w"), *TRAIN]
+    for more, said in (
+        ([], "red, green, blue, relief"), (["--no-relief", "--fields", "none"], "positions alone"),
+    ):  # fmt: skip
+        assert main([*arguments, *more]) == 0
+        assert f"inputs: {said}" in capsys.readouterr().err.splitlines()

@@ -317,3 +317,25 @@ def test_points_of_a_scan_without_a_position_are_kept(columns, bad, tmp_path):
     assert cloud.format == {4: "kitti", 5: "nuscenes"}[columns]
     np.testing.assert_array_equal(cloud.points, table[:, :3].astype(float))
     assert "  points     40, 2 of them without a finite position" in describe(cloud)
+
+
+@pytest.mark.parametrize("name", ["color", "colour", "Colors", "colours", "rgb"])
+@pytest.mark.parametrize(("dtype", "channels"), [(np.uint8, 3), (np.float32, 3), (np.uint8, 4)])
+def test_a_table_of_colours_is_red_green_blue(name, dtype, channels, tmp_path):
+    """As ScanNet's preprocessed scenes have it; written again as the table it was."""
+    points, table = np.random.default_rng(0).random((9, 3)), np.arange(9 * channels).reshape(9, channels)
+    arrays = {"coord": points, name: table.astype(dtype), "normal": points, "label": np.arange(9)}
+    np.savez(tmp_path / "a.npz", **arrays)
+    cloud = read_points(tmp_path / "a.npz")
+    colours = ["red", "green", "blue", "alpha"][:channels]
+    assert set(cloud.fields) == {"x", "y", "z", *colours, "normal", "label"}
+    for i, channel in enumerate(colours):
+        assert cloud.fields[channel].dtype == dtype and cloud.fields[channel].tolist() == table[:, i].tolist()
+    write_labels(cloud, np.ones(9, int), tmp_path / "b.npz")
+    written = np.load(tmp_path / "b.npz")
+    assert set(written.files) == set(arrays) and written[name].dtype == dtype
+    np.testing.assert_array_equal(written[name], table)
+    write_labels(cloud, np.ones(9, int), tmp_path / "b.ply")
+    assert set(colours) <= set(read_points(tmp_path / "b.ply").fields)
+    np.savez(tmp_path / "c.npz", red=np.zeros(9), **arrays)  # whose colours are ambiguous
+    assert name in read_points(tmp_path / "c.npz").fields

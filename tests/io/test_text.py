@@ -159,20 +159,20 @@ def test_separators_stay(text, wanted, tmp_path):
 
 def test_arrays_of_an_npz_that_are_no_classes_stay(tmp_path):
     points, names = np.zeros((6, 3)), np.array(["ground", "car"])
-    colors, when = np.ones((6, 3)), np.zeros(6, "M8[s]")
-    np.savez(tmp_path / "a.npz", points=points, labels=names, colors=colors, when=when)
+    normals, when = np.ones((6, 3)), np.zeros(6, "M8[s]")
+    np.savez(tmp_path / "a.npz", points=points, labels=names, normals=normals, when=when)
     cloud = read_points(tmp_path / "a.npz")
-    assert set(cloud.fields) == {"x", "y", "z", "colors", "when"}
+    assert set(cloud.fields) == {"x", "y", "z", "normals", "when"}
     write_labels(cloud, np.arange(6), tmp_path / "b.npz")
     kept = np.load(tmp_path / "b.npz")
-    assert set(kept.files) == {"points", "labels", "colors", "when", "label"}
-    assert kept["labels"].tolist() == names.tolist() and np.array_equal(kept["colors"], colors)
+    assert set(kept.files) == {"points", "labels", "normals", "when", "label"}
+    assert kept["labels"].tolist() == names.tolist() and np.array_equal(kept["normals"], normals)
     with pytest.warns(UserWarning, match="left out of .*b.npy.*: labels"):
         write_labels(cloud, np.arange(6), tmp_path / "b.npy")
-    assert np.array_equal(np.load(tmp_path / "b.npy")["colors"], colors)
+    assert np.array_equal(np.load(tmp_path / "b.npy")["normals"], normals)
     with pytest.warns(UserWarning) as told:
         write_labels(cloud, np.arange(6), tmp_path / "b.ply")
-    assert "PLY holds one number a point: colors, when" in str(told[0].message) and len(told) == 2
+    assert "PLY holds one number a point: normals, when" in str(told[0].message) and len(told) == 2
 
 
 def test_classes_of_an_npz_as_a_column_and_as_scores(tmp_path):
