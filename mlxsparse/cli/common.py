@@ -80,13 +80,14 @@ VAL_SPLIT = 0.2  # where --val-split is not given
 
 
 def split_clouds(
-    clouds: Sequence[PointCloud], settings: Settings, val_split: float | None
+    clouds: Sequence[PointCloud], settings: Settings, val_split: float | None, class_field: str | None
 ) -> tuple[list[Part], list[Part]]:
     """(training, held-out) parts of each cloud, as `split` makes them; says which have no labelled point.
 
     PointCloudError where no cloud has one, or where a `val_split` that was given can hold out nothing.
     """
-    parts = [split(cloud, settings, VAL_SPLIT if val_split is None else val_split) for cloud in clouds]
+    share = VAL_SPLIT if val_split is None else val_split
+    parts = [split(cloud, settings, share, class_field) for cloud in clouds]
     training, held_out = [a for a, _ in parts], [b for _, b in parts]
     bare = [repr(cloud.path) for cloud, part in zip(clouds, training) if not part.labelled]
     told = f"no labelled point with finite coordinates in {', '.join(bare)}"

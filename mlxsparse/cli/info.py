@@ -13,7 +13,8 @@ import numpy as np
 from ..errors import MLXSparseError, PointCloudError
 from ..io.cloud import NAMES, PointCloud
 from ..io.points import read_points
-from ..tasks.data import half_size, labels_of
+from ..tasks.classes import labels_of
+from ..tasks.data import half_size
 from ..viz.page import field_digits, number_text
 
 _MOST_CLASSES = 40

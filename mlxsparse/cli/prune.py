@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lr", type=positive_float, default=2e-3,
         help="learning rate; narrower networks get as much more of it (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument("--classes", metavar="FIELD", help="field of the classes (default: by its name)")
     parser.add_argument(
         "--val-split", type=fraction, metavar="X", help=f"held-out share (default: {VAL_SPLIT})"
     )
@@ -79,6 +80,8 @@ def run(options: argparse.Namespace) -> int:
     check_directory(options.output, options.weights)
     check_named(options.weights, "--weights")
     check_seed(options.seed)
+    if options.classes and not options.clouds:
+        raise UsageError("--classes names a field of clouds, and none are given")
     model, settings = task.load(options.weights)
     block = (options.block, options.block)
     pruning.check(model, settings, options.structure, block, options.exclude)
@@ -111,9 +114,9 @@ def parts_of(
     """(training, held-out) parts of the clouds, else of the demo's scenes."""
     if options.clouds:
         clouds = [read_points(path) for path in options.clouds]
-        if other := data.other_classes(clouds, settings):
+        if other := data.other_classes(clouds, settings, options.classes):
             print(f"left out of tuning and scores: {other} that the weights do not know", file=sys.stderr)
-        return split_clouds(clouds, settings, options.val_split)
+        return split_clouds(clouds, settings, options.val_split, options.classes)
     make = KINDS[options.kind][0]
     seeds = [*range(options.scenes), *range(HELD_OUT_SEEDS, HELD_OUT_SEEDS + options.held_out)]
     scenes = [cloud_of(make(seed)) for seed in seeds]

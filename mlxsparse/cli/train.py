@@ -70,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="per-point fields to use, as intensity,red, or none (default: those there of "
         f"{', '.join(INPUT_FIELDS)})",
     )  # fmt: skip
+    parser.add_argument("--classes", metavar="FIELD", help="field of the classes (default: by its name)")
     parser.add_argument(
         "--ignore", type=classes, default=(), metavar="NUMBERS",
         help="classes that mean no label, as 0,1 (negative ones always do)",
@@ -98,11 +99,11 @@ def run(options: argparse.Namespace) -> int:
     clouds = [read_points(path) for path in options.clouds]
     settings = task.choose_settings(
         clouds, options.voxel_size, use_relief=not options.no_relief, fields=options.fields,
-        ignore=options.ignore,
+        ignore=options.ignore, class_field=options.classes,
     )  # fmt: skip
-    if other := other_classes(clouds, settings):
+    if other := other_classes(clouds, settings, options.classes):
         print(f"left out of training and scores: {other}", file=sys.stderr)
-    training, held_out = split_clouds(clouds, settings, options.val_split)
+    training, held_out = split_clouds(clouds, settings, options.val_split, options.classes)
     print(f"inputs: {', '.join(input_names(settings)) or 'positions alone'}", file=sys.stderr)
     plan = task.Plan(options.epochs, options.lr, options.seed, options.precision, not options.no_augment)
     report = fit(

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CoordinateRangeError, PointCloudError
-from ..io.cloud import COLOUR_FIELDS, PointCloud, atomic_write, colour_unit
+from ..io.cloud import COLOUR_FIELDS, PointCloud, atomic_write, colour_unit, whole_numbers
 from ..io.points import read_points
 from ..ops.voxel import Voxels, voxelize
 from ..viz.colours import ASPRS
@@ -78,7 +78,7 @@ def write_page(
     """
     finite = np.isfinite(cloud.points).all(axis=1)
     points = cloud.points[finite]
-    fields = {key: values[finite] for key, values in fields_of(cloud).items()}
+    fields = {key: values[finite] for key, values in fields_of(cloud, classes).items()}
     notes = []
     if not finite.all():
         notes.append(f"{len(finite) - len(points):,} points without a finite position are left out.")
@@ -111,9 +111,10 @@ def write_page(
     print(f"wrote {os.fspath(path)}: {len(points):,} {kind}, {len(page) / 1e6:.1f} MB")
 
 
-def fields_of(cloud: PointCloud) -> dict[str, np.ndarray]:
-    """Numeric fields (N,) of a cloud without x, y, z; classes as integers, even where the file has floats;
-    red, green and blue, where not all 0, as "colour" uint8 (N, 3), or "colour (rgb)" where there is one."""
+def fields_of(cloud: PointCloud, class_field: str | None = None) -> dict[str, np.ndarray]:
+    """Numeric fields (N,) of a cloud without x, y, z; classes (class_field, or by their names) as integers,
+    even where the file has floats, of which NaN is -1; red, green and blue, where not all 0, as "colour"
+    uint8 (N, 3), or "colour (rgb)" where there is one."""
     fields = {
         name: np.asarray(values)
         for name, values in cloud.fields.items()
@@ -122,9 +123,9 @@ def fields_of(cloud: PointCloud) -> dict[str, np.ndarray]:
         and np.asarray(values).dtype.kind in "fiub"
     }
     for name, values in fields.items():  # some programs write every field as float
-        if name.lower() in CLASS_FIELDS and values.dtype.kind == "f":
-            if np.all((values >= -(2.0**63)) & (values < 2.0**63) & (values == np.floor(values))):
-                fields[name] = values.astype(np.int64)
+        if values.dtype.kind == "f" and (name == class_field or name.lower() in CLASS_FIELDS):
+            found = whole_numbers(values)
+            fields[name] = values if found is None else found
     if all(name in fields for name in COLOUR_FIELDS):
         colour = np.stack([fields.pop(name) for name in COLOUR_FIELDS], axis=1)
         unit = colour_unit([colour])

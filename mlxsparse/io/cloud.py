@@ -27,7 +27,8 @@ INPUT_FIELDS = ("intensity", "return_number", "number_of_returns", "red", "green
 #: Those of them that together are a colour.
 COLOUR_FIELDS = ("red", "green", "blue")
 #: Where classes may be, best first: `segment` writes `label` beside what was there (LAS: `classification`).
-LABEL_FIELDS = ("label", "classification", "class", "scalar_Classification", "scalar_Label")
+LABEL_FIELDS = ("label", "classification", "class", "scalar_Classification", "scalar_Label", "semantic",
+                "segment")
 
 
 @dataclass
@@ -118,6 +119,16 @@ def colour_unit(channels: Sequence[np.ndarray]) -> int:
     whole = any(c.dtype.kind != "f" for c in channels)
     top = max((float(c.max(initial=0, where=np.isfinite(c))) for c in channels), default=0.0)
     return 65535 if top > 255 else 255 if whole or top > 1 else 1
+
+
+def whole_numbers(values: np.ndarray) -> np.ndarray | None:
+    """Floats (N,) as int64, NaN (no label) as -1; None where one is not whole, or none is a number."""
+    known = values[~np.isnan(values)]
+    if (len(values) and not len(known)) or not np.all(
+        (known >= -(2.0**63)) & (known < 2.0**63) & (known == np.floor(known))
+    ):
+        return None
+    return np.where(np.isnan(values), -1, values).astype(np.int64)
 
 
 def left_out(path: str, unused: Mapping[str, str], count: int) -> dict[str, str]:

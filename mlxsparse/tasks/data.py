@@ -11,15 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import MLXSparseError, PointCloudError
-from ..io.cloud import (
-    COLOUR_FIELDS,
-    INPUT_FIELDS,
-    LABEL_FIELDS,
-    PointCloud,
-    colour_unit,
-    left_out_sentence,
-)
+from ..io.cloud import COLOUR_FIELDS, INPUT_FIELDS, LABEL_FIELDS, PointCloud, colour_unit
 from ..ops.voxel import Voxels, voxelize
+from .classes import labels_of, left_out_words
 from .relief import LOW_CELLS, PLANE_CELLS, relief, scales_of, squashed
 
 TILE_POINTS = 40_000
@@ -83,31 +77,6 @@ class Part:
         return Part(self.points[rows], self.inputs[rows], self.labels[rows])
 
 
-def labels_of(cloud: PointCloud) -> np.ndarray:
-    """Class number of each point; PointCloudError if the cloud has no class field with whole numbers."""
-    las = cloud.format in ("las", "laz")
-    for name in ("classification", *LABEL_FIELDS) if las else LABEL_FIELDS:
-        values = np.asarray(cloud.fields.get(name, ()))
-        if (
-            values.shape == (len(cloud),)
-            and values.dtype.kind in "iuf"
-            and (values.dtype.kind != "f" or np.array_equal(values, np.floor(values)))
-            # Infinity, and what an int64 does not hold, are no class either.
-            and (values.dtype.kind == "i" or np.all((values >= -(2.0**63)) & (values < 2.0**63)))
-        ):
-            return values.astype(np.int64)
-    raise PointCloudError(
-        f"{cloud.path!r} has no class of each point: a field {' or '.join(LABEL_FIELDS)} with whole numbers "
-        f"is needed to train; it has {sorted(cloud.fields)}{_left_out(cloud)}"
-    )
-
-
-def _left_out(cloud: PointCloud) -> str:
-    """What the reader left out of the cloud, to end a message about a field that is not there."""
-    words = cloud.details.get("left out")
-    return f"; {left_out_sentence(words, len(cloud))}" if words else ""
-
-
 def choose_settings(
     clouds: Sequence[PointCloud],
     voxel_size: float | None = None,
@@ -116,10 +85,12 @@ def choose_settings(
     names: Sequence[str] = (),
     fields: Sequence[str] | None = None,
     ignore: Sequence[int] = (),
+    class_field: str | None = None,
 ) -> Settings:
     """Settings for training clouds: their classes, inputs, and a voxel size.
 
     ignore: class numbers that say "no label" in these clouds; so does every negative one.
+    class_field: where the classes are, as in `labels_of`.
     fields: the inputs, by default those of INPUT_FIELDS that all clouds have with one number a point.
     names: of the classes 0, 1, ...
 
@@ -128,7 +99,7 @@ def choose_settings(
     for cloud in clouds:
         if len(cloud) == 0:
             raise PointCloudError(f"{cloud.path!r} has no points: leave it out of the training")
-    found = np.unique(np.concatenate([labels_of(cloud) for cloud in clouds]))
+    found = np.unique(np.concatenate([labels_of(cloud, class_field) for cloud in clouds]))
     classes = found[(found >= 0) & ~np.isin(found, ignore)]
     if len(classes) < 2:
         other = np.setdiff1d(found, classes).tolist()
@@ -139,15 +110,15 @@ def choose_settings(
         )
     wanted = INPUT_FIELDS if fields is None else fields
     for name in fields or ():
-        if name in ("classification", *LABEL_FIELDS):
+        if name in (class_field, "classification", *LABEL_FIELDS):
             raise PointCloudError(f"the field {name!r} is what is to be found out: it cannot be an input")
         lacking = [c for c in clouds if not _has_input(c, name)]
         if lacking:
             raise PointCloudError(
                 f"{lacking[0].path!r} has no field {name!r} of one number a point; "
-                f"it has {sorted(lacking[0].fields)}{_left_out(lacking[0])}"
+                f"it has {sorted(lacking[0].fields)}{left_out_words(lacking[0])}"
             )
-    fields = [name for name in wanted if all(_has_input(cloud, name) for cloud in clouds)]
+    fields = [n for n in wanted if n != class_field and all(_has_input(cloud, n) for cloud in clouds)]
     scales = []
     for name in fields:
         top = _top(np.concatenate([np.asarray(c.fields[name], np.float64) / _unit(c, name) for c in clouds]))
@@ -258,7 +229,7 @@ def inputs_of(cloud: PointCloud, settings: Settings) -> np.ndarray:
         if name not in cloud.fields:
             raise PointCloudError(
                 f"{cloud.path!r} has no field {name!r}, which these weights were trained with; "
-                f"it has {sorted(cloud.fields)}{_left_out(cloud)}"
+                f"it has {sorted(cloud.fields)}{left_out_words(cloud)}"
             )
         if not _has_input(cloud, name):
             raise PointCloudError(
@@ -288,9 +259,11 @@ def inputs_of(cloud: PointCloud, settings: Settings) -> np.ndarray:
     return np.stack(columns, axis=1)
 
 
-def other_classes(clouds: Sequence[PointCloud], settings: Settings) -> str:
+def other_classes(
+    clouds: Sequence[PointCloud], settings: Settings, class_field: str | None = None
+) -> str:
     """The points to which `split` gives no class of the settings, in words; empty where there are none."""
-    labels = np.concatenate([labels_of(cloud) for cloud in clouds])
+    labels = np.concatenate([labels_of(cloud, class_field) for cloud in clouds])
     classes, counts = np.unique(labels, return_counts=True)
     other = ~np.isin(classes, settings.classes)
     named = ", ".join(map(str, classes[other]))
@@ -298,16 +271,18 @@ def other_classes(clouds: Sequence[PointCloud], settings: Settings) -> str:
     return f"{counts[other].sum()} of {total} points, of classes {named}" if named else ""
 
 
-def split(cloud: PointCloud, settings: Settings, val_split: float) -> tuple[Part, Part]:
+def split(
+    cloud: PointCloud, settings: Settings, val_split: float, class_field: str | None = None
+) -> tuple[Part, Part]:
     """(training, held-out): the last `val_split` of the labelled points along the longer horizontal axis, of
     two or more at least one, of none or one none: then all is in the training part.
 
     Points of a class that is not in the settings lie between them without a class, on their side of the cut.
-    Points with NaN or infinite coordinates are in neither part.
+    Points with NaN or infinite coordinates are in neither part. class_field: as in `labels_of`.
     """
     if not 0 <= val_split < 1:
         raise MLXSparseError(f"val_split must lie in [0, 1), got {val_split}")
-    raw = labels_of(cloud)
+    raw = labels_of(cloud, class_field)
     index = np.searchsorted(settings.classes, raw).clip(0, len(settings.classes) - 1)
     index = np.where(np.asarray(settings.classes)[index] == raw, index, -1)
     finite = np.isfinite(cloud.points).all(axis=1)

@@ -18,13 +18,13 @@ from ..blocks import restructure, structure_of
 from ..errors import CheckpointError, MLXSparseError, PointCloudError
 from ..models.base import load_config, load_weights, save_model
 from ..models.minkunet import MinkUNet, ModelArgs
+from .classes import labels_of
 from .data import (
     Part,
     Settings,
     choose_settings,
     half_size,
     inputs_of,
-    labels_of,
     overlapping,
     split,
     tiles,

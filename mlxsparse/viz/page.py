@@ -27,7 +27,7 @@ from .colours import class_colour
 #: Names of fields that hold a class of each point; compared in lower case.
 CLASS_FIELDS = (
     "classification", "label", "class", "labels", "prediction", "truth", "semantic",
-    "scalar_label", "scalar_classification",
+    "segment", "scalar_label", "scalar_classification",
 )  # fmt: skip
 MAX_CLASSES = 256
 _FARTHEST = 1e38  # float32, in which the page computes, ends at 3.4e38
@@ -64,8 +64,8 @@ def cloud_page(
     points: (N, 3) float, finite, x y z in any unit; N >= 1. fields: name -> numbers (N,), or colours
     uint8 (N, 3). notes: sentences shown below the controls. voxel_size: edges (x, y, z) of the cubes, of
     which `points` are then the centres. start: the field that colours first; default classes, else
-    colours, else z. class_field: the field shown as classes; default the first of `CLASS_FIELDS` that is
-    there. class_names: names of class numbers.
+    colours, else z. class_field: the field shown as classes; default the first with a name of
+    `CLASS_FIELDS` that can be. class_names: names of class numbers.
 
     x, y and z are fields of every page. A field with one value throughout is only named, with it,
     unless it is `start`. Raises PointCloudError for no points, an unknown `start` or `class_field`, and
@@ -80,9 +80,8 @@ def cloud_page(
             known = ", ".join(["x", "y", "z", *fields])
             raise PointCloudError(f"the cloud has no field {name!r}; it has {known}")
     if class_field is None:
-        class_field = next((name for name in fields if name.lower() in CLASS_FIELDS), None)
-        if class_field is not None and not _is_classes(fields[class_field]):
-            class_field = None
+        named = (name for name in fields if name.lower() in CLASS_FIELDS)
+        class_field = next((name for name in named if _is_classes(fields[name])), None)
     elif not _is_classes(fields[class_field]):
         raise PointCloudError(
             f"the field {class_field!r} cannot be shown as classes: "

@@ -159,3 +159,23 @@ def test_training_says_its_inputs(tmp_path, capsys):
     ):  # fmt: skip
         assert main([*arguments, *more]) == 0
         assert f"inputs: {said}" in capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("kind", ["--classes", "kind"]), ("semantic", []), ("segment", [])]
+)
+def test_the_field_of_the_classes(name, option, tmp_path, capsys):
+    points = np.random.default_rng(0).random((300, 3)) * (10, 5, 2)
+    cloud, weights = str(tmp_path / "a.npz"), str(tmp_path / "w")
+    np.savez(cloud, points=points, **{name: np.where(points[:, 2] > 1, 5, 3)})
+    assert main(["train", cloud, "-o", weights, *TRAIN, *option]) == 0
+    assert json.loads((tmp_path / "w" / "report.json").read_text())["classes"] == [3, 5]
+    if option:
+        pruned = ["--weights", weights, "-o", str(tmp_path / "p"), "--epochs", "1"]
+        assert main(["prune", cloud, *pruned, *option]) == 0
+        capsys.readouterr()
+        assert main(["prune", *pruned, *option]) == 2
+        assert main(["prune", cloud, *pruned]) == main(["train", cloud, "-o", weights]) == 1
+        told = capsys.readouterr().err.splitlines()
+        assert "--classes names a field of clouds, and none are given" in told[0]
+        assert all("the name of another (--classes FIELD); it has ['kind'" in line for line in told[1:])

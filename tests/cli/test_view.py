@@ -10,9 +10,10 @@ import pytest
 
 from mlxsparse.cli.main import main
 from mlxsparse.cli.view import fields_of, thin
-from mlxsparse.io.cloud import PointCloud
+from mlxsparse.io.cloud import LABEL_FIELDS, PointCloud
 from mlxsparse.io.las import write_las
 from mlxsparse.io.points import read_points, write_labels
+from mlxsparse.viz.page import CLASS_FIELDS
 from tests.data_paths import data_path
 from tests.viz.test_page import parts
 
@@ -228,7 +229,7 @@ def test_fields_of_booleans_are_shown_and_kept(tmp_path):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("value", [1e30, np.inf, -np.inf, np.nan, 2.0**63])
+@pytest.mark.parametrize("value", [1e30, np.inf, -np.inf, 0.5, 2.0**63])
 def test_classes_that_no_integer_holds_are_values(value):
     labels = np.array([1.0, value, 2.0])
     fields = fields_of(PointCloud(np.zeros((3, 3)), {"label": labels}))
@@ -293,3 +294,22 @@ def test_colours_of_16_bits_in_text(tmp_path):
     assert fields_of(cloud)["colour"].tolist() == [[255, 1, 255], [128, 0, 0], [0, 0, 255]]
     shares = {c: np.array([0.5, np.inf, 200 / 255], np.float32) for c in ("red", "green", "blue")}
     assert fields_of(PointCloud(np.zeros((3, 3)), shares))["colour"][:, 0].tolist() == [128, 255, 200]
+
+
+@pytest.mark.parametrize("more", [[], ["--voxel", "0.5"]])
+@pytest.mark.parametrize("name", ["sem", "classification"])
+def test_classes_that_are_named_may_be_floats(name, more, tmp_path):
+    """As all columns of text are; one that is not a number is no label."""
+    (tmp_path / "a.txt").write_text(f"x y z {name}\n0 0 0 2\n1 1 1 0\n2 2 2 nan\n3 3 3 2\n")
+    assert run("view", tmp_path / "a.txt", "-o", tmp_path / "a.html", "--classes", name, *more) == 0
+    page = page_of(tmp_path / "a.html")[0]
+    (field,) = [f for f in page["fields"] if f["name"] == name]
+    assert {c["value"]: c["count"] for c in field["classes"]} == {-1: 1, 0: 1, 2: 2}
+
+
+def test_every_field_that_is_trained_on_by_its_name_is_shown_as_classes(tmp_path):
+    assert {name.lower() for name in LABEL_FIELDS} <= set(CLASS_FIELDS)
+    many = {"segment": np.arange(300), "label": np.arange(300) % 2}  # the first has too many values
+    np.savez(tmp_path / "a.npz", points=np.random.default_rng(0).random((300, 3)), **many)
+    assert run("view", tmp_path / "a.npz", "-o", tmp_path / "a.html") == 0
+    assert page_of(tmp_path / "a.html")[0]["start"] == "label"

@@ -107,7 +107,7 @@ def test_augmentation_turns_and_thins_out():
     np.testing.assert_allclose(apart[0], 2 * apart[1])
 
 
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, 1e30, np.nan])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, 1e30])
 def test_classes_that_are_no_whole_numbers_of_64_bits(bad):
     cloud = PointCloud(np.zeros((3, 3)), {"label": np.array([1, bad, 2])}, path="a.ply")
     with pytest.raises(PointCloudError, match="whole numbers"):
@@ -115,6 +115,33 @@ def test_classes_that_are_no_whole_numbers_of_64_bits(bad):
     cloud.fields["label"] = np.array([1, 2**63, 2], np.uint64)
     with pytest.raises(PointCloudError, match="whole numbers"):
         task.labels_of(cloud)
+
+
+def test_a_class_that_is_not_a_number_is_no_label():
+    """And does not have another field of classes taken."""
+    fields = {"scalar_Classification": np.array([np.nan, 1, 2], np.float32), "segment": np.array([7, 7, 8])}
+    cloud = PointCloud(np.zeros((3, 3)), fields, path="a.ply")
+    assert task.labels_of(cloud).tolist() == [-1, 1, 2]
+    fields["scalar_Classification"][:] = np.nan
+    assert task.labels_of(cloud).tolist() == [7, 7, 8]
+
+
+def test_the_field_of_the_classes_is_named():
+    cloud = floor_and_posts(n=600)
+    cloud.fields["kind"] = np.arange(len(cloud)) % 3 / 1.0
+    cloud.fields["red"] = np.arange(len(cloud)) % 2
+    known = task.choose_settings([cloud], 0.3, class_field="kind")
+    assert known.classes == [0, 1, 2]
+    assert task.labels_of(cloud, "kind").tolist() == cloud.fields["kind"].tolist()
+    assert [p.labelled for p in task.split(cloud, known, 0, "kind")] == [len(cloud), 0]
+    assert data.other_classes([cloud], known, "kind") == "" != data.other_classes([cloud], known)
+    assert task.choose_settings([cloud], 0.3, class_field="red").fields == ["intensity"]
+    with pytest.raises(PointCloudError, match="'kind' is what is to be found out"):
+        task.choose_settings([cloud], 0.3, fields=["kind"], class_field="kind")
+    cloud.fields["kind"][5] = 0.5
+    for name in ("kind", "none"):
+        with pytest.raises(PointCloudError, match=f"no field '{name}' of one whole number a point.* it has "):
+            task.choose_settings([cloud], 0.3, class_field=name)
 
 
 @pytest.mark.parametrize("values", [np.zeros((600, 2), np.float32), np.full(600, "a")])
