@@ -114,6 +114,9 @@ def _warnings_as_lines() -> Iterator[None]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; exit status 0, 1 for data that cannot be used, 2 for wrong usage, 128 and its number
     for a signal."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started the process, as by `>&-`
+            setattr(sys, name, open(os.devnull, "w"))
     options = parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text

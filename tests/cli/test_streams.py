@@ -53,3 +53,18 @@ def test_a_stdout_that_fails_loses_no_measurement(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(sys, "stdout", Full())
     assert main(["tune", "-o", str(tmp_path / "t.json")]) == 1
     assert len(written) == 1 and "No space left" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file")
+@pytest.mark.parametrize("closed", [["stdout"], ["stderr"], ["stdout", "stderr"]])
+def test_closed_streams_are_as_dev_null(closed, tmp_path, monkeypatch, capsys):
+    cloud = cloud_of(tmp_path / "a.npz", 3)
+    settings = task.Settings(0.5, [3, 4])
+    task.save(task.new_model(settings, (4, 8), 1), settings, tmp_path / "w")
+    for name in closed:
+        monkeypatch.setattr(sys, name, None)
+    out = tmp_path / "out.npz"
+    assert main(["segment", cloud, "--weights", str(tmp_path / "w"), "-o", str(out)]) == 0 and out.exists()
+    assert main(["info", cloud]) == 0 and main(["info", str(tmp_path / "none")]) == 1
+    said = capsys.readouterr()
+    assert bool(said.out) == ("stdout" not in closed) and bool(said.err) == ("stderr" not in closed)
