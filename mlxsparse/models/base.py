@@ -55,8 +55,11 @@ def load_config(directory: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def load_weights(model: Module, directory: str | os.PathLike[str]) -> None:
-    """Load model.safetensors into `model`; CheckpointError, and `model` as it was, if that cannot be read, or
-    a name, a shape, or the blocks or taps that a layer stores differ."""
+    """Load model.safetensors into `model`, floats in the types that its parameters have.
+
+    CheckpointError, and `model` as it was, if the file cannot be read, or a name, a shape, the blocks or taps
+    that a layer stores, or the kind of number (floats, whole ones) differ.
+    """
     path = Path(directory) / WEIGHTS
     if not path.is_file():
         raise CheckpointError(f"{os.fspath(directory)!r} has no {WEIGHTS}")
@@ -72,7 +75,21 @@ def load_weights(model: Module, directory: str | os.PathLike[str]) -> None:
     # Directories of before have no arrays that say which taps and blocks are stored; config.json told it.
     here: Any = tree_flatten(model.parameters())
     arrays = {k: v for k, v in here if k.rpartition(".")[2] in PARTS} | arrays
+    for name, mine in here:
+        if name in arrays and name.rpartition(".")[2] not in PARTS:
+            arrays[name] = _of_type(arrays[name], mine.dtype, f"{str(path)!r}: {name}")
     try:
         model.load_weights(list(arrays.items()), strict=True)
     except ValueError as error:
         raise CheckpointError(f"{str(path)!r} does not fit the model of its {CONFIG}: {error}") from error
+
+
+def _of_type(value: mx.array, dtype: mx.Dtype, where: str) -> mx.array:
+    """Floats as `dtype`, others as they are; CheckpointError where one of both is floats and one is not."""
+    floats = mx.issubdtype(value.dtype, mx.floating)
+    if floats != mx.issubdtype(dtype, mx.floating):
+        raise CheckpointError(
+            f"{where} is {str(value.dtype).removeprefix('mlx.core.')}, where the model has "
+            f"{str(dtype).removeprefix('mlx.core.')}: save it in a type of that kind"
+        )
+    return value.astype(dtype) if floats else value

@@ -7,6 +7,7 @@ import json
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
 from mlxsparse.errors import CheckpointError, MLXSparseError, PointCloudError
 from mlxsparse.io.cloud import PointCloud
@@ -218,3 +219,23 @@ def test_a_network_larger_than_memory_is_refused():
     settings = task.choose_settings([floor_and_posts(n=600)], 0.3)
     with pytest.raises(MLXSparseError, match="does not fit in this machine's .* fewer channels"):
         task.new_model(settings, (2**16, 2**16), 1024)
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.int32])
+def test_weights_cast_to_another_type(dtype, tmp_path):
+    """Floats of half the size are used, as float32; others are refused by name."""
+    cloud = floor_and_posts(n=600)
+    settings = task.choose_settings([cloud], 0.3)
+    model = task.new_model(settings, (4, 8), 1)
+    task.save(model, settings, tmp_path)
+    flat = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {k: v.astype(dtype) for k, v in flat.items()})
+    if dtype == mx.int32:
+        told = r"model.safetensors': \S+ is int32, where the model has float32: save it in a type"
+        with pytest.raises(CheckpointError, match=told):
+            task.load(tmp_path)
+        return
+    loaded, _ = task.load(tmp_path)
+    for name, value in tree_flatten(loaded.parameters()):
+        assert value.dtype == mx.float32 and mx.array_equal(value, flat[name].astype(dtype)), name
+    task.predict(loaded, settings, cloud.points, task.inputs_of(cloud, settings))
