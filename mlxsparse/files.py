@@ -67,7 +67,8 @@ def _temporary(target: Path) -> Path:
 def atomic_write(path: str | os.PathLike[str], kind: type[MLXSparseError]) -> Iterator[BinaryIO]:
     """Binary file whose content appears at `path` whole when the block ends, or not at all if it raises.
 
-    The bytes go to a temporary file in the same directory, which is flushed to disk and then renamed.
+    The bytes go to a temporary file in the same directory, which is flushed to disk and then renamed. A file
+    that is replaced leaves its permissions.
     An OSError becomes an error of `kind` that names `path`.
     """
     check_target(path, kind)
@@ -77,6 +78,8 @@ def atomic_write(path: str | os.PathLike[str], kind: type[MLXSparseError]) -> It
     writer: Any = None
     try:
         with open(temporary, "xb+") as stream:
+            with contextlib.suppress(OSError):  # before a byte of what others may not read is in it
+                os.chmod(temporary, os.stat(target).st_mode & 0o777)
             writer = _Writer(stream)
             yield writer
             stream.flush()

@@ -118,6 +118,17 @@ def check_other(path: str, read: str, what: str) -> None:
         raise UsageError(f"the output {path!r} is {what}; name another")
 
 
+def check_once(paths: Sequence[str]) -> None:
+    """UsageError if two of the clouds are one file, whose points would count twice."""
+    seen: dict[str, str] = {}
+    for path in paths:
+        place = os.path.realpath(path)
+        if place in seen:
+            before = f", as {seen[place]!r} before" * (seen[place] != path)
+            raise UsageError(f"{path!r} is given twice{before}: name it once")
+        seen[place] = path
+
+
 def check_directory(path: str, weights: str = "") -> None:
     """PointCloudError if the output directory `path` could not be made or written; makes nothing.
 

@@ -21,6 +21,7 @@ from .common import (
     UsageError,
     check_directory,
     check_named,
+    check_once,
     check_seed,
     fraction,
     make_directory,
@@ -80,6 +81,7 @@ def run(options: argparse.Namespace) -> int:
     check_directory(options.output, options.weights)
     check_named(options.weights, "--weights")
     check_seed(options.seed)
+    check_once(options.clouds)
     if options.classes and not options.clouds:
         raise UsageError("--classes names a field of clouds, and none are given")
     model, settings = task.load(options.weights)

@@ -32,6 +32,7 @@ from .common import (
     VAL_SPLIT,
     channels,
     check_directory,
+    check_once,
     check_seed,
     classes,
     fraction,
@@ -96,6 +97,7 @@ def run(options: argparse.Namespace) -> int:
     """Train, score on the held-out part, write the directory."""
     check_directory(options.output)
     check_seed(options.seed)
+    check_once(options.clouds)
     clouds = [read_points(path) for path in options.clouds]
     settings = task.choose_settings(
         clouds, options.voxel_size, use_relief=not options.no_relief, fields=options.fields,

@@ -179,3 +179,14 @@ def test_the_field_of_the_classes(name, option, tmp_path, capsys):
         told = capsys.readouterr().err.splitlines()
         assert "--classes names a field of clouds, and none are given" in told[0]
         assert all("the name of another (--classes FIELD); it has ['kind'" in line for line in told[1:])
+
+
+@pytest.mark.parametrize("command", [["train"], ["prune", "--weights", "none"]])
+def test_a_cloud_given_twice_is_refused(command, tmp_path, monkeypatch, capsys):
+    """Its points would count twice."""
+    cloud_of(tmp_path / "a.npz", 0)
+    (tmp_path / "b.npz").symlink_to("a.npz")
+    monkeypatch.chdir(tmp_path)
+    for again, told in (("a.npz", "'a.npz' is given twice: name"), ("b.npz", ", as 'a.npz' before: name")):
+        assert main([*command, "-o", "w", "a.npz", again]) == 2
+        assert told in capsys.readouterr().err

@@ -339,3 +339,17 @@ def test_a_table_of_colours_is_red_green_blue(name, dtype, channels, tmp_path):
     assert set(colours) <= set(read_points(tmp_path / "b.ply").fields)
     np.savez(tmp_path / "c.npz", red=np.zeros(9), **arrays)  # whose colours are ambiguous
     assert name in read_points(tmp_path / "c.npz").fields
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
+def test_a_file_that_is_replaced_leaves_its_permissions(mode, tmp_path):
+    path, seen = tmp_path / "a.ply", []
+    for content in (b"one", b"two"):
+        with atomic_write(path) as stream:
+            stream.write(content)
+            seen += [p.stat().st_mode & 0o777 for p in tmp_path.glob(".*.tmp")]
+        if content == b"one":
+            plain = path.stat().st_mode & 0o777
+            path.chmod(mode)
+    assert path.read_bytes() == b"two" and path.stat().st_mode & 0o777 == mode
+    assert seen == [plain, mode]  # while it is written, too
