@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, write, print; a file that cannot be written is told before."""
+    """Measure, print, write; a file that cannot be written is told before."""
     if executor() != "kernel":
         raise UsageError("tune measures a GPU: --device gpu, where there is one; a CPU has one path")
     if min(options.rows + options.channels + [options.calls]) < 1:
@@ -50,7 +50,15 @@ def run(options: argparse.Namespace) -> int:
     check_directory(str(pathlib.Path(target).parent))
     check_file(target)
     results = measure(options.rows, options.channels, options.types, options.calls)
-    tuning.write(results, pathlib.Path(target))  # before what is printed: that may fail
+    try:
+        _print_table(results)
+    finally:  # what was measured is written where it cannot be printed, and the other way
+        tuning.write(results, pathlib.Path(target))
+    print(f"wrote {target}")
+    return 0
+
+
+def _print_table(results: list[tuple[tuning.Case, dict[str, float]]]) -> None:
     print(f"{'case':52s} " + " ".join(f"{path:>10s}" for path in tuning.PATHS) + "  ms")
     for case, times in results:
         best = min(times, key=lambda path: times[path])
@@ -58,8 +66,6 @@ def run(options: argparse.Namespace) -> int:
         name = f"{case.dtype} {case.rows} rows {channels}, {case.filled}% filled"
         cells = [_cell(times.get(path), path == best) for path in tuning.PATHS]
         print(f"{name:52s} " + " ".join(cells))
-    print(f"wrote {target}")
-    return 0
 
 
 def _cell(ms: float | None, best: bool) -> str:
