@@ -10,9 +10,10 @@ import mlx.core as mx
 import numpy as np
 from mlx.nn import Module
 
+from ..backend.features import zero_padding
 from ..backend.untrained import Stored
 from ..engine.dense import linear
-from ..errors import DTypeError, ShapeError
+from ..errors import DTypeError, MLXSparseError, ShapeError
 from .attention import block_sparse_attention
 from .check import check_float
 from .layout import BlockLayout
@@ -63,9 +64,8 @@ class BlockSparseLinear(Stored):
         if not isinstance(x, mx.array):
             if not hasattr(x, "replace") or not hasattr(x, "feats"):
                 raise DTypeError(f"x is a {type(x).__name__}, wanted an MLX array or a SparseTensor")
-            rows = x.key.count  # what padding rows hold reaches no gradient
-            y = self(x.feats[:rows])
-            return x.replace(mx.pad(y, [(0, x.capacity - rows), (0, 0)]) if rows < x.capacity else y)
+            # What padding rows hold reaches no gradient, and the bias does not stay in them.
+            return x.replace(self(x.feats if x.clean else zero_padding(x.feats, x.active_rows)))
         check_float("x", x)
         if x.ndim < 1 or x.shape[-1] != self._layout.shape[0]:
             raise ShapeError(f"x has shape {tuple(x.shape)}, wanted (..., {self._layout.shape[0]})")
@@ -74,10 +74,22 @@ class BlockSparseLinear(Stored):
         y = y.reshape(*x.shape[:-1], self._layout.shape[1])
         return y + self.bias.astype(x.dtype) if "bias" in self else y
 
-    def update_layout(self, new: Any, fill: float = 0.0) -> None:
-        """Store other blocks; surviving ones keep their weights, new ones hold `fill`."""
+    def update_layout(self, new: Any, fill: float = 0.0, *, state: Any = None) -> None:
+        """Store other blocks; surviving ones keep their weights, new ones hold `fill`.
+
+        new: a BlockLayout or a mask, as `layout`.
+        state: this layer's part of an optimizer's state, as ``optimizer.state["layers"][2]`` for `layers[2]`
+            of the model: changed in place, so that momentum and the like go with their blocks, 0 for new
+            ones. Without it an optimizer that has made a step goes on with the state of other blocks.
+            MLXSparseError where it is of no weight, ShapeError where it is of another number of blocks.
+
+        The next call of a function of `mlxsparse.compile` traces it anew. One of `mx.compile` keeps the
+        blocks that it was traced with: make it again.
+        """
+        if not isinstance(new, BlockLayout):
+            new = as_layout(new, self._layout.block, self._layout.shape)
         layout, gather_idx = self._layout.update(new)
-        move_blocks(self, gather_idx, fill)
+        move_blocks(self, gather_idx, fill, state)
         self._layout = layout
         self._store("weight_blocks", layout.to_dense()[0])
 
@@ -86,11 +98,47 @@ class BlockSparseLinear(Stored):
         return f"{i}, {o}, block={block}, density={self._layout.density:.3g}, bias={'bias' in self}"
 
 
-def move_blocks(layer: Module, gather_idx: np.ndarray, fill: float) -> None:
-    """Move the blocks of a layer, and of the mask that pruning gave it, to another layout."""
+def move_blocks(layer: Module, gather_idx: np.ndarray, fill: float, state: Any = None) -> None:
+    """Move the blocks of a layer, of the masks that pruning gave it and of an optimizer's state to another
+    layout."""
+    if state is not None:  # first: it may not fit
+        if not isinstance(state, dict) or "weight" not in state:
+            raise MLXSparseError(
+                "state must be this layer's part of an optimizer's state, with an entry 'weight', as "
+                f"optimizer.state['layers'][2] for layers[2] of the model; got {_told(state)}"
+            )
+        state["weight"] = _moved(state["weight"], gather_idx, layer.weight.shape[0])
     layer.weight = carry(layer.weight[None], gather_idx, fill)[0]
-    if "weight_keep" in layer:  # bool, which `carry` does not take; new blocks are not pruned
-        layer.weight_keep = carry(layer.weight_keep[None].astype(mx.float32), gather_idx, 1.0)[0] > 0
+    if "weight_keep" in layer:  # new blocks are not pruned
+        layer.weight_keep = _rows(layer.weight_keep, gather_idx, True)
+        if (held := layer.__dict__.get("_choices")) is not None:  # copies of the layer share it
+            chosen = held.masks.get("weight", {})
+            moved = {pruner: _rows(keep, gather_idx, True) for pruner, keep in chosen.items()}
+            layer._choices = type(held)({**held.masks, "weight": moved})
+
+
+def _moved(state: Any, gather_idx: np.ndarray, count: int) -> Any:
+    """What an optimizer keeps of a weight of `count` blocks, on another layout."""
+    if isinstance(state, dict):
+        return {name: _moved(value, gather_idx, count) for name, value in state.items()}
+    if not isinstance(state, mx.array) or not state.ndim:
+        return state
+    if state.shape[0] != count:
+        raise ShapeError(f"state has an array of shape {tuple(state.shape)} for a weight of {count} blocks")
+    return _rows(state, gather_idx, 0)
+
+
+def _rows(a: mx.array, gather_idx: np.ndarray, fill: float) -> mx.array:
+    """Rows of an array of any type, `fill` where gather_idx is -1."""
+    new = mx.full((len(gather_idx), *a.shape[1:]), fill, a.dtype)
+    here = np.flatnonzero(gather_idx >= 0)
+    if len(here):
+        new[mx.array(here)] = a[mx.array(gather_idx[here])]
+    return new
+
+
+def _told(state: Any) -> str:
+    return f"entries {sorted(map(str, state))}" if isinstance(state, dict) else f"a {type(state).__name__}"
 
 
 class SparseMultiheadAttention(Module):

@@ -62,7 +62,7 @@ class BlockSparseConv3d(Stored):
         self.support = check_support(support)
         if self._submanifold and support != "touched":
             raise ShapeError("a submanifold BlockSparseConv3d has no support; give the layer a padding")
-        self._set_layout(layout)
+        self._set_layout(self._checked(layout))
         scale = 1 / math.sqrt(max(1.0, in_channels * math.prod(self._size) * float(self._mask.mean())))
         self.weight = mx.random.uniform(-scale, scale, self._layout.packed_shape()[1:])
         if bias:
@@ -72,7 +72,7 @@ class BlockSparseConv3d(Stored):
     def _submanifold(self) -> bool:
         return self.padding is None and self.stride == (1, 1, 1)
 
-    def _set_layout(self, layout: Any) -> None:
+    def _checked(self, layout: Any) -> np.ndarray:
         mask = as_layout_mask(layout)
         (co, ci), (bo, bi) = self._channels, self._block
         wanted = (-(-co // bo), *self._size, -(-ci // bi))
@@ -80,13 +80,17 @@ class BlockSparseConv3d(Stored):
             raise ShapeError(
                 f"layout has shape {mask.shape}, wanted {wanted}: output blocks, taps, input blocks"
             )
+        return mask
+
+    def _set_layout(self, mask: np.ndarray) -> None:
         self._mask = mask
         self._store("weight_blocks", mask)
-        by_tap = mask.reshape(wanted[0], -1, wanted[-1])
+        by_tap = mask.reshape(mask.shape[0], -1, mask.shape[-1])
         self._taps = tuple(np.flatnonzero(by_tap.any(axis=(0, 2))).tolist())
-        kept = by_tap[:, list(self._taps)].reshape(wanted[0], -1)
+        kept = by_tap[:, list(self._taps)].reshape(mask.shape[0], -1)
         # Whole blocks along (tap, input channel): what lies past the last channel is cut off after unpacking.
-        self._layout = BlockLayout(kept, self._block, shape=(co, kept.shape[1] * bi))
+        shape = (self._channels[0], kept.shape[1] * self._block[1])
+        self._layout = BlockLayout(kept, self._block, shape=shape)
 
     @property
     def layout(self) -> np.ndarray:
@@ -130,13 +134,17 @@ class BlockSparseConv3d(Stored):
             capacity=capacity,
         )
 
-    def update_layout(self, new: Any, fill: float = 0.0) -> None:
-        """Store other blocks; surviving ones keep their weights, new ones hold `fill`."""
-        old = self._mask
-        self._set_layout(new)
-        place = np.full(old.shape, -1, np.int32)
-        place[old] = np.arange(int(old.sum()))
-        move_blocks(self, place[self._mask], fill)
+    def update_layout(self, new: Any, fill: float = 0.0, *, state: Any = None) -> None:
+        """Store other blocks; surviving ones keep their weights, new ones hold `fill`.
+
+        new: a mask, as `layout`.
+        state, and what it means for compiled functions: as BlockSparseLinear.update_layout.
+        """
+        mask = self._checked(new)
+        place = np.full(mask.shape, -1, np.int32)
+        place[self._mask] = np.arange(int(self._mask.sum()))
+        move_blocks(self, place[mask], fill, state)
+        self._set_layout(mask)
 
     def _extra_repr(self) -> str:
         co, ci = self._channels
