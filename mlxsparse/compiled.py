@@ -22,6 +22,7 @@ from .backend.autodiff import traced, without_gradients
 from .backend.kernel_sites import Extent
 from .backend.mail import Sent, begin, send
 from .backend.status import clear, combined, is_clear, raise_for_sent, told, watching
+from .backend.untrained import Stored
 from .coords import CoordinateMapKey
 from .coords.geometry import Triple, triple
 from .errors import (
@@ -73,6 +74,8 @@ def compile(
     On the CPU device operators need values: the function runs eagerly there, and the trace
     (``MLXSPARSE_TRACE=1``) says so. So it does with a tensor of capacity 0.
 
+    After `update_layout` or `keep_taps` of any layer the next call traces anew.
+
     Args:
         function: a function, or a module, whose parameters are then inputs (and outputs while it trains).
         inputs, outputs: as for mx.compile, state that the function reads and writes.
@@ -106,6 +109,7 @@ class Compiled:
         self._state = inputs, outputs
         self._late, self._bounds = late, bounds
         self._plans: dict[Any, _Plan] = {}
+        self._changes = Stored.changes
         self._pending: list[Sent] = []
         named = type(function) if isinstance(function, mlx.nn.Module) else function
         functools.update_wrapper(self, named, updated=())
@@ -123,6 +127,9 @@ class Compiled:
             return self._eager(args, kwargs, "a tensor has no rows")
         if isinstance(self.function, mlx.nn.Module):
             signature += (self.function.training,)
+        if self._changes != Stored.changes:  # the plans may hold blocks or taps that a layer has no more
+            self._changes = Stored.changes
+            self._plans.clear()
         plan = self._plans.get(signature)
         if plan is None:
             plan, (result, status, marks) = self._first(signature, args, kwargs)

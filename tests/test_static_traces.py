@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 import mlx.nn
+import numpy as np
 import pytest
 
 import mlxsparse as ms
@@ -195,3 +196,41 @@ def test_a_module_in_evaluation_is_traced_without_custom_functions(strict, monke
     x = tensor(30, validate=False).with_capacity(64)
     ms.compile(eval_mode(small_net()))(x, capacity=(40, 30))
     assert len(seen) <= 2  # whether the arguments are traced
+
+
+EYE = np.eye(2, dtype=bool)
+BLOCKS = {
+    "linear": lambda: ms.nn.BlockSparseLinear(4, 4, 2, EYE),
+    "conv": lambda: ms.nn.BlockSparseConv3d(4, 4, 1, 2, EYE.reshape(2, 1, 1, 1, 2)),
+    "strided": lambda: ms.nn.BlockSparseConv3d(4, 4, 1, 2, EYE.reshape(2, 1, 1, 1, 2), stride=2),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_other_blocks_of_the_same_number_are_another_trace(lazy, name):
+    """The blocks' places are constants of a trace: the new weights met the old ones."""
+    layer, seen = BLOCKS[name]().eval(), []
+    x = tensor(30, validate=False).with_capacity(64)
+
+    def call(x):
+        seen.append(np.array(layer._parts))
+        return layer(x, capacity=64) if name == "strided" else layer(x)
+
+    steps = ms.compile(call, inputs=layer.state), ms.compile(layer)
+    named = {"capacity": 64} if name == "strided" else {}
+    mask = np.array(layer.layout.to_dense()[0] if name == "linear" else layer.layout)
+    for number, new in ((1, mask), (1, mask), (2, np.roll(mask, 1, axis=0)), (3, mask)):
+        layer.update_layout(new)
+        for step, more in zip(steps, ({}, named)):
+            step(x, **more)
+            step(x, **more)
+            assert step.compilations == number and len(step._plans) == 1
+        assert np.array_equal(seen[-1], new)
+
+
+def test_a_layer_of_blocks_is_compiled_on_a_tensor(lazy):
+    """It took the active rows alone, which nobody knows within a trace."""
+    x = tensor(30, validate=False).with_capacity(64)
+    for run in (ms.compile, mx.compile):
+        y = run(BLOCKS["linear"]().__call__)(x)
+        assert y.feats.shape == (64, 4)

@@ -60,6 +60,7 @@ class Stored(Module):
     """
 
     _parts: np.ndarray  # the same on the host
+    changes = 0  # of the parts of all layers: traces hold them as constants
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in PARTS and name in self:  # MLX would take it out for None
@@ -81,6 +82,8 @@ class Stored(Module):
 
     def _store(self, name: str, mask: np.ndarray) -> None:
         """Note the parts that the weight has from now on."""
+        if name in self and not np.array_equal(mask, self._parts):
+            Stored.changes += 1
         self._parts = mask
         super().__setitem__(name, mx.array(mask))
         never_train(self, name)
