@@ -23,9 +23,9 @@ from ..backend.host import view as host_view
 from ..errors import CouplingError, MLXSparseError
 from ..nn.conv import NormalizedConv3d, _Conv
 from ..tensor import SparseTensor, sequence_like
-from .flow import Sample, _dtype, arguments, example, trace
+from .flow import STORED, Sample, _dtype, arguments, example, trace
 from .masking import SUFFIX, drop_idle_masks, effective, mask_names, set_mask
-from .pack import Packing, packed, packing_of
+from .pack import Packing, keep_blocks, live_blocks, packed, packing_of
 from .param import ParamRef
 from .rebuild import CHANNEL_ARRAYS, refit, replace
 from .state import Gather, cut_state
@@ -43,6 +43,7 @@ class Cut:
     into: np.ndarray | None = None
     taps: tuple[int, ...] | None = None
     packing: Packing | None = None
+    blocks: np.ndarray | None = None  # of a layer that is block-sparse already: places among those it stores
 
     def gather(self, module: Module, name: str) -> Gather:
         """Function from an array like the layer's `name` to what stays of it."""
@@ -56,6 +57,8 @@ class Cut:
                 a = a[..., mx.array(self.into, mx.int32)]
             if self.packing is not None and name == "weight":
                 a = self.packing.gather(a)
+            if self.blocks is not None and name == "weight":
+                a = a[mx.array(self.blocks, mx.int32)]
             return a
 
         return apply
@@ -74,8 +77,9 @@ def compress(
 
     A channel goes where every layer that reads it has 0 for it, from all that makes and scales it too;
     a tap goes where its weights are 0. At least one of each stays. Layers that were pruned by blocks become
-    BlockSparseConv3d and BlockSparseLinear, which store the other blocks only. What is masked and cannot be
-    cut out (2:4, blocks of layers that stay dense) stays masked. `model` is not changed.
+    BlockSparseConv3d and BlockSparseLinear, which store the other blocks only; layers that are such already
+    store fewer then. What is masked and cannot be cut out (2:4, blocks of layers that stay dense) stays
+    masked. `model` is not changed.
 
     optimizer: its state (momentum and the like) is cut the same way, in place, after everything else
         succeeded; for the state of the whole parameters, CouplingError where it has another shape.
@@ -106,7 +110,7 @@ def compress(
     if check:
         _compare(model, small, tensor, tolerance)
     if not cuts and not masked:
-        raise CouplingError("nothing to compress: no channel or tap is masked or 0; attach a Pruner first")
+        raise CouplingError("nothing to compress: no mask, and no channel or tap of zeros; attach a Pruner")
     if optimizer is not None:
         optimizer.state = state
     return small
@@ -146,6 +150,11 @@ def _cuts(model: Module, sample: Sample, block: tuple[int, int] | None) -> dict[
         # A model that is one layer has no place to put another in.
         if found is not None and path and id(module) not in closed:
             _find_blocks(module, cuts.get(path, Cut()), nonzero[path], found, cuts, path)
+    for path, module in _layers(model, STORED):
+        if isinstance(module, STORED):
+            alive = live_blocks(module, _nonzero(effective(module, "weight")))
+            if len(alive) > 1 and not alive.all():
+                cuts[path] = Cut(blocks=np.flatnonzero(alive) if alive.any() else np.zeros(1, int))
     return cuts
 
 
@@ -240,6 +249,10 @@ def _without(places: np.ndarray | None, size: int, dead: np.ndarray) -> np.ndarr
 
 
 def _apply(module: Module, cut: Cut) -> None:
+    if cut.blocks is not None:
+        module["weight"] = effective(module, "weight")
+        keep_blocks(module, cut.blocks)
+        return
     values = {name: effective(module, name) for name in CHANNEL_ARRAYS if name in module}
     for name in mask_names(module):
         pruned = mx.logical_not(module[name + SUFFIX])  # what blocks have past the last channel is not

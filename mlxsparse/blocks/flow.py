@@ -30,6 +30,7 @@ from .labels import Diverged, Flow, Narrow, Signed, Use, Wire
 PER_CHANNEL = (nn.BatchNorm, nn.InstanceNorm)  # parameters a channel, channels apart
 MIXING = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.GLU, nn.Softmax, nn.LogSoftmax, nn.Softmin)
 LINEAR = (nn.Linear, mlx.nn.Linear)
+STORED = (nn.BlockSparseConv3d, nn.BlockSparseLinear)
 Sample: TypeAlias = "SparseTensor | mx.array | tuple[Any, ...]"  # one argument of a model, or all of them
 KNOWN = (_Conv, *LINEAR, *PER_CHANNEL, *MIXING, nn.SqueezeExcitation, nn.PReLU)
 
@@ -293,8 +294,8 @@ def example(model: Module, sites: int = 1) -> Any:
     An array (sites, channels) for a model of MLX's own layers, unless its own code takes no array.
     """
     for _, module in model.named_modules()[::-1]:
-        if isinstance(module, (_Conv, *LINEAR)):
-            channels = module["weight"].shape[-1] * getattr(module, "groups", 1)
+        if isinstance(module, (_Conv, *LINEAR, *STORED)):
+            channels = _width(module)
             dtype = _dtype(module)
             break
     else:
@@ -308,6 +309,16 @@ def example(model: Module, sites: int = 1) -> Any:
     if not any(_is_sparse(layer) for layer in model.modules()) and _takes(model, rows):
         return rows
     return SparseTensor(coords.astype(np.int32), rows)
+
+
+def _width(layer: Module) -> int:
+    """Input channels."""
+    if isinstance(layer, nn.BlockSparseLinear):
+        return layer.layout.shape[0]
+    if isinstance(layer, nn.BlockSparseConv3d):
+        return layer._channels[1]
+    width: int = layer["weight"].shape[-1] * getattr(layer, "groups", 1)
+    return width
 
 
 def _is_sparse(layer: Module) -> bool:

@@ -16,9 +16,7 @@ from ..errors import CheckpointError
 from ..nn.block_conv import BlockSparseConv3d
 from ..nn.conv import NormalizedConv3d
 from ..nn.masked import plainly_called
-from .flow import LINEAR
-
-STORED = (BlockSparseConv3d, BlockSparseLinear)
+from .flow import LINEAR, STORED
 
 
 @dataclass
@@ -137,6 +135,33 @@ def from_json(module: Module, entry: dict[str, Any]) -> Module:
         return module
     taps = tuple(range(grid[1]))
     return packed(module, Packing(block, mask, taps, _size(module), channels, isinstance(module, LINEAR)))
+
+
+def live_blocks(module: Module, weight: np.ndarray) -> np.ndarray:
+    """bool (nnz,): blocks of a block-sparse layer that hold something in `weight` (nnz, ...), True where not
+    0; what they hold past the last channel is not read."""
+    _, mask, (co, ci) = _stored(module)
+    linear = isinstance(module, BlockSparseLinear)
+    first, *_, last = np.nonzero(mask[:, 0].T if linear else mask)
+    rows, cols = weight.shape[1:]
+    m, n = (ci, co) if linear else (co, ci)
+    row = first[:, None] * rows + np.arange(rows) < m
+    col = last[:, None] * cols + np.arange(cols) < n
+    live: np.ndarray = (weight & row[:, :, None] & col[:, None]).any(axis=(1, 2))
+    return live
+
+
+def keep_blocks(module: Module, kept: np.ndarray) -> None:
+    """Let a block-sparse layer store these of its blocks only, by their places among them."""
+    mask = module.layout.to_dense()[0] if isinstance(module, BlockSparseLinear) else module.layout
+    new = np.zeros(mask.shape, bool)
+    new.reshape(-1)[np.flatnonzero(mask)[kept]] = True
+    module.update_layout(new)
+
+
+def stored_block(module: Module) -> tuple[int, int]:
+    """(output, input) channels of a block-sparse layer's blocks."""
+    return _stored(module)[0]
 
 
 def _stored(module: Module) -> tuple[tuple[int, int], np.ndarray, tuple[int, int]]:

@@ -52,7 +52,8 @@ class Pruner:
 
     Args:
         structure: "offsets" (taps of submanifold kernels), "channels" (coupled through norms, sums and
-            concatenations), "blocks" (of output and input channels), or scopes of your own.
+            concatenations), "blocks" (of output and input channels; of block-sparse layers those that they
+            store), or scopes of your own.
         sparsity: share of the blocks of a scope that is pruned (floor); or a schedule from `cubic`, `linear`:
             a function of the step that `update` is given.
         nnz: blocks kept a scope (all of a smaller one), in place of sparsity.

@@ -19,9 +19,10 @@ from .. import nn
 from ..errors import CouplingError, MLXSparseError
 from ..nn.conv import NormalizedConv3d, _Conv, _Transposed
 from .coupling import BlockCoupling, overlap
-from .flow import LINEAR, Sample, example, runs_without, trace
+from .flow import LINEAR, STORED, Sample, example, runs_without, trace
 from .labels import Flow, Use
 from .layout import integers
+from .pack import stored_block
 from .param import ParamRef
 from .scope import ScopeCoupling, ScopeSpec
 from .spec import BlockSpec
@@ -92,7 +93,9 @@ def targets(
             reasons |= {why: None for why in flow.fixed.values() if why not in told}
             raise CouplingError(f"no channels of the model can be pruned ({'; '.join(reasons)})")
     elif structure == "blocks":
-        found = [t for path, m in _layers(model) if (t := block_target(model, path, m, block)) is not None]
+        layers = [part for part in _layers(model, STORED) if not _excluded(part[0], exclude)]
+        _require_block(layers, block)
+        found = [t for path, m in layers if (t := block_target(model, path, m, block)) is not None]
     else:
         raise MLXSparseError(f"structure must be one of {', '.join(STRUCTURES)}, got {structure!r}")
     found = [t for t in found if structure == "channels" or not _excluded(t.name, exclude)]
@@ -125,12 +128,12 @@ def _excluded(path: str, exclude: Sequence[str]) -> bool:
     return any(path == name or path.startswith(f"{name}.") for name in exclude)
 
 
-def _layers(model: Module) -> list[tuple[str, Module]]:
-    """(path, module) of convolutions and linear layers, in the order of the model; a shared one once."""
+def _layers(model: Module, more: tuple[type[Module], ...] = ()) -> list[tuple[str, Module]]:
+    """(path, module) of convolutions, linear layers and `more`, in the model's order; a shared one once."""
     seen: set[int] = set()
     found: list[tuple[str, Module]] = []
     for path, module in model.named_modules()[::-1]:
-        if isinstance(module, (_Conv, *LINEAR)) and id(module) not in seen:
+        if isinstance(module, (_Conv, *LINEAR, *more)) and id(module) not in seen:
             seen.add(id(module))
             found.append((path, module))
     return found
@@ -161,8 +164,11 @@ def offset_target(model: Module, path: str) -> Target:
 
 
 def block_target(model: Module, path: str, module: Module, block: Sequence[int]) -> Target | None:
-    """One scope over blocks of (output, input) channels of each tap; None where the blocks do not divide."""
+    """One scope over blocks of (output, input) channels of each tap, of a block-sparse layer over those that
+    it stores; None where the blocks do not divide, or none is stored."""
     ref = _ref(model, path, "weight")
+    if isinstance(module, STORED):
+        return Target(path, ScopeSpec(BlockSpec(View(ref), (1, -1, -1), path))) if ref.size else None
     co, *size, ci = ref.shape
     bo, bi = check_block(block)
     whole = getattr(module, "groups", 1) == 1 and not isinstance(module, (NormalizedConv3d, _Transposed))
@@ -170,6 +176,17 @@ def block_target(model: Module, path: str, module: Module, block: Sequence[int])
         return None
     view = View(ref, (co, math.prod(size), ci))
     return Target(path, ScopeSpec(BlockSpec(view, (bo, 1, bi), path)))
+
+
+def _require_block(layers: Sequence[tuple[str, Module]], block: tuple[int, int]) -> None:
+    """CouplingError where a layer stores blocks of another size: they are pruned whole."""
+    stored = {path: stored_block(m) for path, m in layers if isinstance(m, STORED)}
+    if other := [path for path, size in stored.items() if size != block]:
+        told = ", ".join(f"{path} of {stored[path]}" for path in other)
+        raise CouplingError(
+            f"layers store blocks of another size than block={block}: {told}; prune them with a Pruner of "
+            f"that block=, and leave them alone here with exclude={other}"
+        )
 
 
 # ---------------------------------------------------------------- channels
