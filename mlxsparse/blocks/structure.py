@@ -128,7 +128,7 @@ def _excluded(path: str, exclude: Sequence[str]) -> bool:
     return any(path == name or path.startswith(f"{name}.") for name in exclude)
 
 
-def _layers(model: Module, more: tuple[type[Module], ...] = ()) -> list[tuple[str, Module]]:
+def _layers(model: Module, more: tuple[Any, ...] = ()) -> list[tuple[str, Module]]:
     """(path, module) of convolutions, linear layers and `more`, in the model's order; a shared one once."""
     seen: set[int] = set()
     found: list[tuple[str, Module]] = []
