@@ -2,7 +2,8 @@
 
 Every channel that a layer makes gets a label, a number that the features then carry: a concatenation
 puts labels side by side by itself, a residual sum makes the labels of its two sides one (union-find), a
-layer that reads channels notes the labels. What no label survives is refused by name. A function of arrays
+layer that reads channels notes the labels. What no label survives is probed (probe.py), and refused by name
+if a channel then comes from none or several. A function of arrays
 may still let the labels of one operand through (a maximum, a gate): runs with half of the labels negative
 must then find the others where they were. What is to be cut is tried first: without these labels, the
 run must find all others (`runs_without`).
@@ -25,7 +26,8 @@ from ..errors import CouplingError, DTypeError, MLXSparseError
 from ..nn.conv import NormalizedConv3d, _Conv
 from ..nn.masked import plainly_called
 from ..tensor import SparseTensor, sequence_like
-from .labels import Diverged, Flow, Narrow, Signed, Use, Wire
+from .labels import Diverged, Flow, Lost, Narrow, Signed, Use, Wire
+from .probe import probed
 
 PER_CHANNEL = (nn.BatchNorm, nn.InstanceNorm)  # parameters a channel, channels apart
 MIXING = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.GLU, nn.Softmax, nn.LogSoftmax, nn.Softmin)
@@ -51,7 +53,10 @@ def trace(model: Module, sample: Sample) -> Flow:
         raise MLXSparseError("sample has no site or row: the model's channels are found by running it on one")
     flow = Flow()
     try:
-        _follow(model, sample, flow)
+        try:
+            _follow(model, sample, flow)
+        except Lost:
+            flow = probed(lambda flow: _follow(model, sample, flow))
     except CouplingError:
         raise
     except Exception as error:  # whatever the model's own code does with what stands for its layers

@@ -35,8 +35,10 @@ class Flow:
     _codes: dict[int, int] = field(default_factory=dict)  # code -> label
     _code_of: list[int] = field(default_factory=list)
     _random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
-    _read: list[tuple[str, list[int]]] = field(default_factory=list)  # what labels_of found, and where
+    # What labels_of found, where, and in which values.
+    _read: list[tuple[str, list[int], np.ndarray]] = field(default_factory=list)
     _loose: bool = False  # some of it came through functions of arrays
+    _scale: float = 1.0  # of the codes
 
     def root(self, label: int) -> int:
         while self._parent[label] != label:
@@ -72,7 +74,7 @@ class Flow:
             self.fixed.setdefault(self.root(label), reason)
 
     def codes(self, labels: list[int]) -> mx.array:
-        return mx.array([float(self._code_of[label]) for label in labels], mx.float32)
+        return mx.array([self._scale * self._code_of[label] for label in labels], mx.float32)
 
     def labels_of(self, x: Any, where: str) -> list[int]:
         """Labels that the rows of a tensor or array hold; CouplingError if they hold anything else."""
@@ -82,7 +84,7 @@ class Flow:
         if len(found) != rows.shape[1] or None in found or not (rows == rows[:1]).all():
             raise lost(where)
         labels = [label for label in found if label is not None]
-        self._read.append((where, labels))
+        self._read.append((where, labels, rows[0].copy()))
         self._loose = self._loose or not (isinstance(x, Wire) and x._exact)
         return labels
 
@@ -102,7 +104,7 @@ class Signed(Flow):
         return mx.where(mx.array(self._negative[labels]), -1, 1) * super().codes(labels)
 
     def labels_of(self, x: Any, where: str) -> list[int]:
-        place, labels = next(self._first, ("", []))
+        place, labels, _ = next(self._first, ("", [], None))
         rows = rows_of(x)
         if place != where or rows.shape[1] != len(labels):
             raise Diverged
@@ -113,24 +115,41 @@ class Signed(Flow):
         return labels
 
 
+class Known(Flow):
+    """A run in which each place is known to hold some labels, whatever the values are (probe.py)."""
+
+    def __init__(self, reads: list[tuple[str, list[int]]]):
+        super().__init__()
+        self._reads, self._scale = iter(reads), 2.0**-23  # so that no function makes all of them one value
+
+    def labels_of(self, x: Any, where: str) -> list[int]:
+        place, labels = next(self._reads, ("", []))
+        rows = rows_of(x)
+        if place != where or rows.shape[1] != len(labels):
+            raise lost(where)
+        self._read.append((where, labels, rows[0].copy()))
+        return labels
+
+
 class Narrow(Flow):
     """A run without the labels `gone`: each place must hold what it held in `first`, but for those."""
 
     def __init__(self, first: Flow, gone: set[int]):
         super().__init__()
-        self._first, self._gone = iter(first._read), gone
+        self._first, self._gone, self._scale = iter(first._read), gone, first._scale
+        self._near = 1e-5 if isinstance(first, Known) else 0.0  # a function may round by a channel's place
         self.last = ""  # the place that was come to last
 
     def codes(self, labels: list[int]) -> mx.array:
         return super().codes([label for label in labels if label not in self._gone])
 
     def labels_of(self, x: Any, where: str) -> list[int]:
-        place, labels = next(self._first, ("", []))
+        place, labels, values = next(self._first, ("", [], np.zeros(0)))
         if place != where:
             raise Diverged
-        wanted = np.array([self._code_of[label] for label in labels if label not in self._gone], np.float32)
+        wanted = values[[label not in self._gone for label in labels]]
         rows = rows_of(x)
-        if rows.shape[1] != len(wanted) or not (rows == wanted).all():
+        if rows.shape[1] != len(wanted) or not np.allclose(rows, wanted, self._near, 0, equal_nan=True):
             raise CouplingError(f"{where} then gets other channels than those that stay")
         self.last = where
         return labels
@@ -145,10 +164,15 @@ def rows_of(x: Any) -> np.ndarray:
     return rows[: x.num_active] if isinstance(x, SparseTensor) else rows.reshape(-1, rows.shape[-1])
 
 
-def lost(where: str) -> CouplingError:
-    return CouplingError(
+class Lost(CouplingError):
+    """Features are of no label that is known."""
+
+
+def lost(where: str) -> Lost:
+    return Lost(
         f"the channels that reach {where} come from an operation that channel pruning does not "
-        "follow; it follows layers of mlxsparse.nn, sums of tensors, ops.cat and pointwise functions"
+        "follow; it follows layers of mlxsparse.nn, sums of tensors (+, ops.add), ops.cat and functions "
+        "that make a channel of one channel"
     )
 
 

@@ -132,7 +132,8 @@ def _layers(model: Module, more: tuple[Any, ...] = ()) -> list[tuple[str, Module
     """(path, module) of convolutions, linear layers and `more`, in the model's order; a shared one once."""
     seen: set[int] = set()
     found: list[tuple[str, Module]] = []
-    for path, module in model.named_modules()[::-1]:
+    modules: list[tuple[str, Module]] = model.named_modules()
+    for path, module in modules[::-1]:
         if isinstance(module, (_Conv, *LINEAR, *more)) and id(module) not in seen:
             seen.add(id(module))
             found.append((path, module))

@@ -14,6 +14,7 @@ outer join with a fixed capacity needs `capacity` (CapacityError).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 
 import mlx.core as mx
@@ -31,6 +32,7 @@ from .check import check_tensor
 from .select import check_lattices, intersection_key, padded, union_key
 
 JOINS = ("strict", "inner", "left", "outer")
+OPERATORS = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
 
 
 def add(
@@ -106,6 +108,8 @@ def _combine(
     widths = (a.num_channels, b.num_channels)
     if widths[0] != widths[1] and 1 not in widths:
         raise ShapeError(f"{name}: operands have {widths[0]} and {widths[1]} channels; equal ones, or 1, fit")
+    if join == "strict" and capacity is None and name in OPERATORS and not type(a) is type(b) is SparseTensor:
+        return OPERATORS[name](a, b)  # a derived class has its own (blocks/labels.py)
     key, (left, right) = _join([a, b], join, capacity, name)
     return _joined(key, function(left, right), (a, b))
 

@@ -227,12 +227,12 @@ def test_check_compares_and_can_be_left_out(monkeypatch):
 def test_masks_of_channels_in_a_model_that_cannot_be_followed_are_refused():
     model = nn.Sequential(nn.SubmConv3d(3, 4), nn.BatchNorm(4), nn.SubmConv3d(4, 2))
     Pruner("channels", 0.5).attach(model)
-    wrapped = Squared(model)
+    wrapped = Mixed(model)
     with pytest.raises(CouplingError, match="does not"):
         compress(wrapped)
 
 
-class Squared(mlx.nn.Module):
+class Mixed(mlx.nn.Module):
     def __init__(self, inner):
         super().__init__()
         self.inner = inner
@@ -240,11 +240,11 @@ class Squared(mlx.nn.Module):
 
     def __call__(self, x):
         y = self.inner(x)
-        return self.last(y.replace(y.feats * y.feats))
+        return self.last(y.replace(y.feats * y.feats.sum(axis=1, keepdims=True)))
 
 
 def test_offsets_go_even_where_channels_cannot_be_followed():
-    model = Squared(nn.SubmConv3d(3, 2))
+    model = Mixed(nn.SubmConv3d(3, 2))
     Pruner("offsets", 0.5).attach(model)
     assert compress(model).inner.weight.shape == (2, 14, 3)
 

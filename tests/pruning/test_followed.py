@@ -1,0 +1,113 @@
+"""Functions between layers that labels do not survive: followed where a channel comes from one channel."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn
+import numpy as np
+import pytest
+
+from mlxsparse import nn, ops
+from mlxsparse.blocks import Pruner, channel_groups, compress
+from mlxsparse.blocks.flow import example
+from mlxsparse.errors import CouplingError
+
+WIDTH = 8
+
+
+class Net(mlx.nn.Module):
+    def __init__(self, function, out=WIDTH):
+        super().__init__()
+        self.a, self.norm, self.b = nn.SubmConv3d(4, WIDTH), nn.BatchNorm(WIDTH), nn.SubmConv3d(WIDTH, WIDTH)
+        self.c, self.head = nn.SubmConv3d(out, WIDTH), nn.Linear(WIDTH, 3)
+        self.gamma = mx.linspace(0.5, 1, WIDTH)
+        self._function = function
+
+    def __call__(self, x):
+        y = self.norm(self.a(x))
+        return self.head(self.c(self._function(self, y)))
+
+
+def on_feats(function):
+    return lambda m, y: y.replace(function(y.feats))
+
+
+FOLLOWED = {
+    "tanh": on_feats(mx.tanh),
+    "sigmoid": on_feats(mx.sigmoid),
+    "exp": on_feats(mx.exp),
+    "relu6": on_feats(lambda f: mx.minimum(mx.maximum(f, 0), 6)),
+    "clip": on_feats(lambda f: mx.clip(f, -0.1, 0.1)),
+    "square": on_feats(mx.square),
+    "round": on_feats(lambda f: mx.round(f * 2)),
+    "half": on_feats(lambda f: f * 0.5 + 1),
+    "negative": on_feats(lambda f: mx.maximum(-f, 0)),
+    "fp16": on_feats(lambda f: f.astype(mx.float16).astype(mx.float32)),
+    "bf16": on_feats(lambda f: f.astype(mx.bfloat16).astype(mx.float32)),
+    "log": on_feats(lambda f: mx.log(f * f + 1)),
+    "layers": lambda m, y: nn.Tanh()(nn.Sigmoid()(y)),
+    "layers of MLX": on_feats(lambda f: mlx.nn.gelu(mlx.nn.Mish()(f))),
+    "a sum": lambda m, y: ops.add(y, ops.sub(m.b(y), y)),
+    "a product": lambda m, y: ops.mul(y, m.b(y)),
+    "a sum and a function": lambda m, y: nn.Tanh()(ops.add(y.replace(mx.tanh(y.feats)), m.b(y)) + y),
+    "twice": lambda m, y: y.replace(mx.tanh(m.b(y.replace(mx.sigmoid(y.feats))).feats)),
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_channels_are_cut_through_functions(name):
+    model = Net(FOLLOWED[name])
+    model.norm.running_mean = mx.random.normal((WIDTH,)) * 0.1
+    x = example(model, 60)
+    Pruner("channels", 0.5).attach(model)
+    small = compress(model, sample=x).eval()
+    expected = np.array(model.eval()(x).feats)
+    np.testing.assert_allclose(np.array(small(x).feats), expected, atol=1e-5)
+    assert small.a.weight.shape[0] == small.c.weight.shape[-1] == 4
+
+
+NAMED = r"reach c come from .*ops.add.*channel of one channel|of a cannot .*exclude"
+REFUSED = {
+    "softmax": on_feats(lambda f: mx.softmax(f, axis=-1)),
+    "sum of arrays": lambda m, y: y.replace(y.feats + m.b(y).feats),
+    "gate": lambda m, y: y.replace(y.feats * mx.sigmoid(m.b(y).feats)),
+    "maximum": lambda m, y: y.replace(mx.maximum(mx.tanh(y.feats), mx.tanh(m.b(y).feats))),
+    "cumsum": on_feats(lambda f: mx.tanh(mx.cumsum(f, axis=1))),
+    "norm": on_feats(lambda f: f / (1 + mx.linalg.norm(f, axis=-1, keepdims=True))),
+    "neighbour": on_feats(lambda f: f * mx.roll(f, 1, axis=1)),
+    "gate of its own": on_feats(lambda f: mx.tanh(mx.where(f[:, :1] > 0, f, 0))),
+    "constant": on_feats(lambda f: f * 0),
+    "rows": on_feats(lambda f: mx.tanh(f) * mx.arange(len(f))[:, None]),
+    "array a channel": lambda m, y: y.replace(mx.tanh(y.feats) * m.gamma),
+    "slice": on_feats(lambda f: mx.tanh(f[:, :4])),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_functions_of_several_channels_and_of_places_are_refused(name):
+    model = Net(REFUSED[name], 4 if name == "slice" else WIDTH)
+    sample = example(model, 3)
+    with pytest.raises(CouplingError, match=NAMED):
+        Pruner("channels", 0.5, sample=sample).attach(model)
+    assert not any("_keep" in name for layer in model.modules() for name in layer)
+
+
+def test_the_order_of_channels_is_found():
+    order = [3, 0, 7, 1, 6, 2, 5, 4]
+    model = Net(on_feats(lambda f: mx.tanh(f[:, mx.array(order)])))
+    found = {group.name: group for group in channel_groups(model)}
+    assert "another order" in found["a"].fixed
+    model = Net(lambda m, y: ops.cat([y.replace(mx.tanh(y.feats)), m.b(y)]), 2 * WIDTH)
+    found = {group.name: group for group in channel_groups(model)}
+    assert [(use.path, first) for use, first, _ in found["b"].parts] == [("b", 0), ("c", WIDTH)]
+    assert [(use.path, first) for use, first, _ in found["a"].parts][-1] == ("c", 0)
+
+
+def test_a_run_costs_a_logarithm_of_the_channels(monkeypatch):
+    from mlxsparse.blocks import flow
+
+    runs, follow = [], flow._follow
+    monkeypatch.setattr(flow, "_follow", lambda *a: runs.append(a) or follow(*a))
+    flow.trace(Net(FOLLOWED["tanh"]), example(Net(None)))
+    labels = 4 + 3 * WIDTH + 3
+    assert len(runs) == 3 + 2 * labels.bit_length()
