@@ -53,7 +53,7 @@ class Pruner:
     Args:
         structure: "offsets" (taps of submanifold kernels), "channels" (coupled through norms, sums and
             concatenations), "blocks" (of output and input channels; of block-sparse layers those that they
-            store), or scopes of your own.
+            store), some of `targets` (their scopes alone leave out what follows them), or scopes of your own.
         sparsity: share of the blocks of a scope that is pruned (floor); or a schedule from `cubic`, `linear`:
             a function of the step that `update` is given.
         nnz: blocks kept a scope (all of a smaller one), in place of sparsity.
@@ -70,7 +70,7 @@ class Pruner:
 
     def __init__(
         self,
-        structure: str | Sequence[ScopeSpec | ScopeCoupling] = "channels",
+        structure: str | Sequence[Target | ScopeSpec | ScopeCoupling] = "channels",
         sparsity: float | Schedule | None = None,
         *,
         nnz: int | None = None,
@@ -108,9 +108,12 @@ class Pruner:
         if isinstance(self.structure, str):
             found = targets(model, self.structure, block=self.block, exclude=self.exclude, sample=self.sample)
         else:
-            found = [Target(s.name or f"scope {i}", s) for i, s in enumerate(self.structure)]
+            found = [
+                s if isinstance(s, Target) else Target(s.name or f"scope {i}", s)
+                for i, s in enumerate(self.structure)
+            ]
             for target in found:
-                for spec in target.scope.specs():
+                for spec in (*target.scope.specs(), *target.followers):
                     if not isinstance(spec.param.module, Module):
                         raise MLXSparseError(f"{spec} is of no module: masks need a layer to lie in")
         masks = self._choose(found, step)

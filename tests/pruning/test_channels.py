@@ -111,6 +111,16 @@ def test_channels_are_cut_through(name):
     small(sample)
 
 
+def test_targets_that_are_chosen_have_what_follows_them():
+    """Their scopes alone left the layer's own inputs unmasked, and compress found nothing to cut."""
+    model = Net(Call(lambda m, x: m.a(m.a(x)), a=nn.SubmConv3d(6, 6)))
+    x = example(model, 30)
+    pruner = Pruner([t for t in targets(model, "channels") if t.followers], 0.5).attach(model)
+    pruner.update()
+    small = compress(model, sample=x)
+    assert small.stem.weight.shape[0] == 3 and small.body.a.weight.shape == (3, 3, 3, 3, 3)
+
+
 MIXED = {
     "LayerNorm": nn.LayerNorm(6),
     "GroupNorm": nn.GroupNorm(2, 6),
