@@ -159,7 +159,7 @@ def _recorder(module: Module, path: str, flow: Flow) -> Callable[..., Any] | Non
     if isinstance(module, MIXING) or isinstance(module, nn.SqueezeExcitation):
         return _Mixes(module, path, flow)
     known = type(module).__module__.startswith("mlxsparse.nn") or isinstance(module, mlx.nn.Identity)
-    if known and not isinstance(module, nn.Sequential):
+    if known and not isinstance(module, (nn.Sequential, nn.SparseTransformerBlock)):  # of layers that are met
         plain = isinstance(module, nn.PReLU) or not module.parameters()
         return _Channelwise(module, path, flow, "passes") if plain else _Mixes(module, path, flow)
     if not module.leaf_modules() and module.parameters():
@@ -235,7 +235,9 @@ class _Mixes:
     def __init__(self, module: Module, path: str, flow: Flow, why: str = "mixes channels"):
         self.module, self.path, self.flow = module, path, flow
         self.reason = f"{path} ({type(module).__name__}) {why}"
-        self.others = not type(module).__module__.startswith("mlxsparse.nn")  # of ours, they are sites only
+        # Other arguments of our layers are sites only, but for a context.
+        ours = type(module).__module__.startswith("mlxsparse.nn")
+        self.others = not ours or isinstance(module, nn.SparseAttention)
 
     def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         flow = self.flow

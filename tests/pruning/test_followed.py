@@ -111,3 +111,31 @@ def test_a_run_costs_a_logarithm_of_the_channels(monkeypatch):
     flow.trace(Net(FOLLOWED["tanh"]), example(Net(None)))
     labels = 4 + 3 * WIDTH + 3
     assert len(runs) == 3 + 2 * labels.bit_length()
+
+
+class Crossed(mlx.nn.Module):
+    """A transformer block whose context comes from a layer too, and is read by another."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.context, self.b = nn.Linear(4, 12), nn.Linear(4, 8), nn.Linear(8, 12)
+        self.block = nn.SparseTransformerBlock(12, 2, context_dims=8, positional_conv=True)
+        self.head = nn.Linear(12, 3)
+
+    def __call__(self, x):
+        y = self.context(x)
+        return self.head(self.block(self.a(x) + self.b(y), y))
+
+
+def test_channels_inside_of_a_transformer_block_are_cut():
+    model = Crossed()
+    x = example(model, 40)
+    found = {group.name: group for group in channel_groups(model)}
+    assert found["block.mlp_in"].size == 48
+    assert [name for name, group in found.items() if group.fixed is None] == ["block.mlp_in"]
+    assert "block.cross (SparseAttention) mixes" in found["context"].fixed
+    Pruner("channels", 0.5).attach(model)
+    small = compress(model, sample=x)
+    assert small.block.mlp_in.weight.shape == (24, 12) and small.block.mlp_out.weight.shape == (12, 24)
+    expected = np.array(model(x).feats)
+    np.testing.assert_allclose(np.array(small(x).feats), expected, atol=1e-5)
