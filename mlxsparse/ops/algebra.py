@@ -108,8 +108,9 @@ def _combine(
     widths = (a.num_channels, b.num_channels)
     if widths[0] != widths[1] and 1 not in widths:
         raise ShapeError(f"{name}: operands have {widths[0]} and {widths[1]} channels; equal ones, or 1, fit")
-    if join == "strict" and capacity is None and name in OPERATORS and not type(a) is type(b) is SparseTensor:
-        return OPERATORS[name](a, b)  # a derived class has its own (blocks/labels.py)
+    own = any(type(x).__add__ is not SparseTensor.__add__ for x in (a, b))
+    if own and join == "strict" and capacity is None and name in OPERATORS:
+        return OPERATORS[name](a, b)  # of a derived class (blocks/labels.py)
     key, (left, right) = _join([a, b], join, capacity, name)
     return _joined(key, function(left, right), (a, b))
 

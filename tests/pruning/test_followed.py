@@ -7,7 +7,7 @@ import mlx.nn
 import numpy as np
 import pytest
 
-from mlxsparse import nn, ops
+from mlxsparse import SparseTensor, nn, ops
 from mlxsparse.blocks import Pruner, channel_groups, compress
 from mlxsparse.blocks.flow import example
 from mlxsparse.errors import CouplingError
@@ -101,6 +101,16 @@ def test_the_order_of_channels_is_found():
     found = {group.name: group for group in channel_groups(model)}
     assert [(use.path, first) for use, first, _ in found["b"].parts] == [("b", 0), ("c", WIDTH)]
     assert [(use.path, first) for use, first, _ in found["a"].parts][-1] == ("c", 0)
+
+
+def test_strict_sums_of_a_derived_class_without_operators_are_as_before():
+    class Mine(SparseTensor):
+        pass
+
+    x = example(nn.SubmConv3d(4, 2), 5)
+    mine = Mine._make(tuple.__iter__(x), x.key, x.manager)
+    for a, b in ((mine, x), (x, mine), (mine, mine)):
+        np.testing.assert_array_equal(ops.add(a, b).feats, 2 * x.feats)
 
 
 def test_a_run_costs_a_logarithm_of_the_channels(monkeypatch):
