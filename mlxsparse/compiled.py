@@ -77,7 +77,8 @@ def compile(
     After `update_layout` or `keep_taps` of any layer the next call traces anew.
 
     Args:
-        function: a function, or a module, whose parameters are then inputs (and outputs while it trains).
+        function: a function, or a module, whose parameters are then inputs (and outputs while it trains). It
+            takes no modules as arguments (TransformError).
         inputs, outputs: as for mx.compile, state that the function reads and writes.
         bounds: ((x0, y0, z0), (x1, y1, z1)), half-open, in units of the first lattice: where the sites of all
             arguments lie. Sets are then made in less time; a set that is made of a site outside is left empty
@@ -119,6 +120,7 @@ class Compiled:
         return len(self._traces)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        _refuse_modules((args, kwargs))
         if executor() == "host":
             return self._eager(args, kwargs, "coordinates are derived on the host")
         keys: list[CoordinateMapKey] = []
@@ -246,6 +248,17 @@ def _map(tree: Tree, act: Callable[[SparseTensor], Any]) -> Tree:
     if isinstance(tree, (list, tuple)):
         return sequence_like(tree, [_map(value, act) for value in tree])
     return tree
+
+
+def _refuse_modules(tree: Tree) -> None:
+    if isinstance(tree, mlx.nn.Module):  # MLX would hand the function a dict
+        raise TransformError(
+            f"compile takes no module as an argument, got a {type(tree).__name__}; name it in the function, "
+            "with inputs=module.state, or compile the module"
+        )
+    if isinstance(tree, (dict, list, tuple)) and not isinstance(tree, SparseTensor):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            _refuse_modules(value)
 
 
 def _arrays(tree: Tree) -> list[mx.array]:

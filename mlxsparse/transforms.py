@@ -8,14 +8,20 @@ a gradient holds.
 from __future__ import annotations
 
 import contextlib
+import dis
+import functools
+import gc
+import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, wraps
 from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 import mlx.nn
+import numpy as np
 from mlx.utils import tree_flatten
 
 from .backend import pace
@@ -29,13 +35,13 @@ from .tensor import SparseTensor, sequence_like
 def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` with its intermediate values recomputed in the backward pass; keys are kept.
 
-    `function` takes arrays and sparse tensors, in lists, tuples or dicts. Gradients reach these and the
-    trainable parameters of modules: of `function` itself, of the module whose method it is, and of those that
-    it names, by themselves or in a list, as globals, from the function around it or in a partial. They do not
-    reach arrays that it names: pass these as arguments. It runs a second time for the gradient, with the
-    random numbers of the first (`mx.random`'s global state) and without moving the running statistics of a
-    BatchNorm again; what else it changes it changes twice.
-    Raises TransformError for what is no function, and where it returns neither array nor tensor.
+    `function` takes arrays, sparse tensors and modules, in lists, tuples or dicts. Gradients reach these and
+    the trainable parameters of modules that `function` is, holds or names, also by way of other functions,
+    containers and objects. They do not reach arrays that it names: pass these as arguments. It runs a second
+    time for the gradient, with the random numbers of the first (`mx.random`'s global state) and without
+    moving the running statistics of a BatchNorm again; what else it changes it changes twice.
+    Raises TransformError for what is no function, where it returns neither array nor tensor, and where a
+    gradient is asked of a module that it runs without holding or naming it (one in a `threading.local`, say).
     """
     if not callable(function):
         raise TransformError(f"checkpoint takes a function or a module, got {type(function).__name__}")
@@ -47,16 +53,19 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
         _visit((args, kwargs), lambda x: keys.append((x.key, is_clear(x.status))))
         results: list[_Identity] = []
         drawn: list[mx.array] = []  # mx.random's state when `function` ran first
-        weights = _differentiated(function)
+        found = _modules((function, args, kwargs))
+        weights = _differentiated(found.values())
+        args, kwargs = _covered((args, kwargs))
 
         def body(parameters: Sequence[mx.array], args: Any, kwargs: Any) -> Any:
             args, kwargs = _restore((args, kwargs), iter(keys))
-            with _put_in(weights, parameters), _again(drawn):
+            with _compared(function, found), _put_in(weights, parameters), _again(drawn):
                 result = function(*args, **kwargs)
             leaves: list[tuple[str, Any]] = tree_flatten([result])  # type: ignore[assignment]
             if not any(isinstance(a, mx.array) for _, a in leaves):  # MLX crashes
-                name = getattr(function, "__name__", type(function).__name__)
-                raise TransformError(f"checkpoint: {name} returned {result!r}, no array and no SparseTensor")
+                raise TransformError(
+                    f"checkpoint: {_name(function)} returned {result!r}, no array and no SparseTensor"
+                )
             results.clear()
             _visit(result, lambda x: results.append((x._key, is_clear(x.status))))
             return result
@@ -73,12 +82,11 @@ class _Weight(NamedTuple):
     array: mx.array
 
 
-def _differentiated(function: Callable[..., Any]) -> list[_Weight]:
-    """Of the modules that a function is or names, the parameters that a gradient may be asked of."""
-    modules = {id(part): part for named in _named(function) for m in _modules(named) for part in m.modules()}
+def _differentiated(modules: Iterable[mlx.nn.Module]) -> list[_Weight]:
+    """Of these modules' own parameters, those that a gradient may be asked of."""
     found = [
         weight
-        for module in modules.values()
+        for module in modules
         for name in module
         if mlx.nn.Module.trainable_parameter_filter(module, name, module[name])
         for weight in _weights(module, name)
@@ -98,33 +106,120 @@ def _weights(place: Any, key: Any) -> Iterator[_Weight]:
             yield from _weights(value, within)
 
 
-def _named(function: Any) -> Iterator[Any]:
-    yield function
-    if isinstance(function, partial):
-        yield from (*function.args, *function.keywords.values())
-        yield from _named(function.func)
-    yield getattr(function, "__self__", None)
-    plain = getattr(function, "__func__", function)
-    for cell in getattr(plain, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # not assigned yet
-            yield cell.cell_contents
-    if isinstance(plain, types.FunctionType):
-        yield from (*(plain.__defaults__ or ()), *(plain.__kwdefaults__ or {}).values())
-        known = plain.__globals__
-        yield from (known[name] for name in _names(plain.__code__) if name in known)
+def _modules(roots: Iterable[Any]) -> dict[int, mlx.nn.Module]:
+    """By id, the modules that functions and arguments hold or name, at any depth.
+
+    Looked at is what Python's collector sees of an object, and of functions and classes that are no library's
+    the globals that they name. Of long lists only a part: `_compared` tells of the rest.
+    """
+    held: dict[int, Any] = {}
+    waiting = deque(roots)
+    found: dict[int, mlx.nn.Module] = {}
+    for _ in range(_LOOKED_AT):
+        if not waiting:
+            break
+        value = waiting.popleft()
+        if isinstance(value, _LEAVES) or id(value) in held or not gc.is_tracked(value):
+            continue
+        held[id(value)] = value
+        if isinstance(value, mlx.nn.Module):  # first of all the parts of modules
+            found[id(value)] = value
+            waiting.extendleft(gc.get_referents(value))
+        elif isinstance(value, types.FunctionType):
+            waiting += (value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__)
+            if not _of_a_library(value.__globals__.get("__name__")):  # __module__ is that of what it wraps
+                waiting += _named(value)
+        elif not (isinstance(value, type) and _of_a_library(value.__module__)):
+            waiting += gc.get_referents(value)[:1000]
+    return found
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Names that are no local variables, also those of functions and comprehensions inside."""
-    yield from code.co_names
+_LOOKED_AT = 50_000  # references, in some ten milliseconds
+_LEAVES = (mx.array, np.ndarray, SparseTensor, CoordinateMapKey, types.ModuleType, types.CodeType)
+_LIBRARIES = {"mlx", "mlxsparse", "numpy", *sys.stdlib_module_names}
+
+
+def _of_a_library(name: Any) -> bool:
+    return isinstance(name, str) and name.partition(".")[0] in _LIBRARIES
+
+
+def _named(function: types.FunctionType) -> Iterator[Any]:
+    """The globals that a function names, also those of Python modules that it names or imports."""
+    loaded, names = _names(function.__code__)
+    spaces = [(function.__globals__, loaded), (sys.modules, names)]
+    entered: set[str] = set()
+    for space, wanted in spaces:
+        for value in [space[name] for name in wanted & space.keys()]:
+            if not isinstance(value, types.ModuleType):
+                yield value
+            elif not _of_a_library(value.__name__) and value.__name__ not in entered:
+                entered.add(value.__name__)
+                spaces.append((vars(value), names))
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Names of globals, and these with those of attributes; also of functions and comprehensions inside."""
+    loaded = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            inner = _names(constant)
+            loaded |= inner[0]
+            names |= inner[1]
+    return frozenset(loaded), frozenset(names)
 
 
-def _modules(named: Any) -> list[mlx.nn.Module]:
-    listed = type(named) in (list, tuple) and len(named) > 0 and isinstance(named[0], mlx.nn.Module)
-    return [m for m in (named if listed else [named]) if isinstance(m, mlx.nn.Module)]
+_all_found: set[Any] = set()  # functions that ran no module but those that were found
+
+
+@contextlib.contextmanager
+def _compared(function: Any, found: dict[int, mlx.nn.Module]) -> Iterator[None]:
+    """Raise TransformError where a gradient is asked of modules that run inside and were not found.
+
+    Which run Python's profiler tells, in about the time of the run itself: once for a function in the source.
+    """
+    source = _source(function)
+    if source in _all_found or sys.getprofile() is not None:  # also that of a checkpoint around this one
+        yield
+        return
+    ran: dict[int, mlx.nn.Module] = {}
+
+    def note(frame: types.FrameType, event: str, _: Any) -> None:
+        if event == "call":  # local variables are then the arguments and those of closures
+            ran.update((id(a), a) for a in frame.f_locals.values() if isinstance(a, mlx.nn.Module))
+
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+    missed = [module for known, module in ran.items() if known not in found]
+    for module in missed:
+        if _differentiated([module]):
+            raise TransformError(
+                f"checkpoint: a gradient is asked of a {type(module).__name__} that {_name(function)} runs "
+                "but neither holds nor names, so that it would be zero; give the module as an argument"
+            )
+    if not missed:
+        _all_found.add(source)
+
+
+def _source(function: Any) -> tuple[Any, ...]:
+    """The same for a function that is made again, by a loss in every step."""
+    parts: list[Any] = []
+    while function is not None and len(parts) < 100:
+        plain = function.func if isinstance(function, partial) else function
+        plain = getattr(plain, "__func__", plain)
+        named = id(plain) if isinstance(plain, mlx.nn.Module) else getattr(plain, "__code__", type(plain))
+        parts.append(plain if isinstance(plain, type) else named)
+        function = getattr(plain, "__wrapped__", None)
+    return tuple(parts)
+
+
+def _name(function: Any) -> str:
+    name: str = getattr(function, "__name__", type(function).__name__)
+    return name
 
 
 @contextlib.contextmanager
@@ -201,12 +296,29 @@ def staged(step: Callable[..., Any]) -> Callable[..., Any]:
 def _visit(tree: Any, act: Callable[[SparseTensor], Any]) -> None:
     if isinstance(tree, SparseTensor):
         act(tree)
-    elif isinstance(tree, dict):
+    elif isinstance(tree, dict) and not isinstance(tree, mlx.nn.Module):
         for value in tree.values():
             _visit(value, act)
     elif isinstance(tree, (list, tuple)):
         for value in tree:
             _visit(value, act)
+
+
+class _Covered:
+    """A module as an argument: MLX would take it for a dict."""
+
+    def __init__(self, module: mlx.nn.Module):
+        self.module = module
+
+
+def _covered(tree: Any) -> Any:
+    if isinstance(tree, mlx.nn.Module):
+        return _Covered(tree)
+    if isinstance(tree, dict):
+        return {name: _covered(value) for name, value in tree.items()}
+    if isinstance(tree, (list, tuple)) and not isinstance(tree, SparseTensor):
+        return sequence_like(tree, [_covered(value) for value in tree])
+    return tree
 
 
 _Identity: TypeAlias = "tuple[CoordinateMapKey | None, bool]"  # the key, and whether no error is known of
@@ -217,6 +329,8 @@ def _restore(tree: Any, keys: Iterator[_Identity]) -> Any:
     if isinstance(tree, SparseTensor):
         key, clear = next(keys)
         return tree if key is None else SparseTensor._of(key, tree.feats, *(() if clear else (tree,)))
+    if isinstance(tree, _Covered):
+        return tree.module
     if isinstance(tree, dict):
         return {name: _restore(value, keys) for name, value in tree.items()}
     if isinstance(tree, (list, tuple)):

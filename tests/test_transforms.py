@@ -248,53 +248,10 @@ def test_the_second_run_of_a_checkpoint_draws_what_the_first_drew(x):
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
-def gradients(net, function, x):
-    return mlx.nn.value_and_grad(net, lambda x: function(x + 5.0).feats.square().sum())(x)[1]
-
-
-def test_a_checkpoint_moves_running_statistics_once(x):
-    kept = []
-    for wrap in (lambda m: m, ms.checkpoint, lambda m: ms.checkpoint(lambda x: m(x))):
-        mx.random.seed(0)
-        block = Block()
-        weight = gradients(block, wrap(block), x)["conv"]["weight"]
-        kept.append([np.array(a) for a in (block.norm.running_mean, block.norm.running_var, weight)])
-    assert all(np.abs(a).max() > 0 for a in kept[0])
-    for other in kept[1:]:
-        for a, b in zip(kept[0], other):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-
-
-NAMED = Block()
-
-
-def test_a_checkpoint_knows_the_modules_that_a_function_names(x):
-    class Net(mlx.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.block = NAMED
-
-        def run(self, x):
-            return self.block(x)
-
-    net = Net()
-    plain = gradients(net, net.run, x)["block"]["conv"]["weight"]
-    assert mx.abs(plain).sum().item() > 0
-
-    @ms.checkpoint
-    def late(x):
-        return named(x)
-
-    named, several = net.block, [net.block]
-    functions = [
-        net.run, lambda x: named(x), lambda x: net.run(x), lambda x: NAMED(x), lambda x: several[0](x),
-        partial(lambda block, x: block(x), named), partial(lambda x, block: block(x), block=named),
-        lambda x, block=named: block(x), lambda x: [NAMED(x) for _ in range(1)][0],
-        lambda x: next(NAMED(y) for y in [x]),
-    ]  # fmt: skip
-    for function in [late, *map(ms.checkpoint, functions)]:
-        same(gradients(net, function, x)["block"]["conv"]["weight"], plain)
-        assert named["conv"]["weight"].shape == plain.shape and net.block is named
+def test_a_module_is_no_argument_of_a_compiled_function(x):
+    for arguments in ((Block(),), ([{"a": Block()}],)):
+        with pytest.raises(TransformError, match="got a Block; name it in the function"):
+            ms.compile(lambda m, x: x)(*arguments, x)
 
 
 def test_a_checkpoint_leaves_modules_as_they_were():

@@ -1,0 +1,170 @@
+"""Modules under mlxsparse.checkpoint: gradients reach each that runs, or it says that they do not."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+import weakref
+from functools import lru_cache, partial, wraps
+
+import mlx.core as mx
+import mlx.nn
+import numpy as np
+import pytest
+
+import mlxsparse as ms
+from mlxsparse.errors import TransformError
+from tests.test_transforms import Block, same
+from tests.test_transforms import x as x
+
+pytestmark = pytest.mark.usefixtures("device")
+
+
+def gradients(net, function, x):
+    return mlx.nn.value_and_grad(net, lambda x: function(x + 5.0).feats.square().sum())(x)[1]
+
+
+def test_a_checkpoint_moves_running_statistics_once(x):
+    kept = []
+    for wrap in (lambda m: m, ms.checkpoint, lambda m: ms.checkpoint(lambda x: m(x))):
+        mx.random.seed(0)
+        block = Block()
+        weight = gradients(block, wrap(block), x)["conv"]["weight"]
+        kept.append([np.array(a) for a in (block.norm.running_mean, block.norm.running_var, weight)])
+    assert all(np.abs(a).max() > 0 for a in kept[0])
+    for other in kept[1:]:
+        for a, b in zip(kept[0], other):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+NAMED = Block()
+
+
+def test_a_checkpoint_knows_the_modules_that_a_function_names(x):
+    class Net(mlx.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = NAMED
+
+        def run(self, x):
+            return self.block(x)
+
+    net = Net()
+    plain = gradients(net, net.run, x)["block"]["conv"]["weight"]
+    assert mx.abs(plain).sum().item() > 0
+
+    @ms.checkpoint
+    def late(x):
+        return named(x)
+
+    named, several = net.block, [net.block]
+    functions = [
+        net.run, lambda x: named(x), lambda x: net.run(x), lambda x: NAMED(x), lambda x: several[0](x),
+        partial(lambda block, x: block(x), named), partial(lambda x, block: block(x), block=named),
+        lambda x, block=named: block(x), lambda x: [NAMED(x) for _ in range(1)][0],
+        lambda x: next(NAMED(y) for y in [x]),
+    ]  # fmt: skip
+    for function in [late, *map(ms.checkpoint, functions)]:
+        same(gradients(net, function, x)["block"]["conv"]["weight"], plain)
+        assert named["conv"]["weight"].shape == plain.shape and net.block is named
+
+
+def helper(x):
+    return NAMED(x)
+
+
+class Holder:
+    """No module, but one is behind its method, its property, its class and its slot."""
+
+    __slots__ = ("held",)
+
+    def __init__(self):
+        self.held = NAMED
+
+    def __call__(self, x):
+        return self.held(x)
+
+    @property
+    def block(self):
+        return NAMED
+
+    @classmethod
+    def run(cls, x):
+        return helper(x)
+
+
+def test_a_checkpoint_reaches_modules_by_any_way(x, monkeypatch):
+    monkeypatch.setattr("mlxsparse.compiled.tracer", lambda f, **_: f)
+    monkeypatch.setitem(sys.modules, "some_model", types.ModuleType("some_model"))
+    sys.modules["some_model"].block = NAMED
+    plain = gradients(NAMED, NAMED, x)["conv"]["weight"]
+    holder, table, nested, kept = Holder(), {"a": NAMED}, [[NAMED]], threading.local()
+    kept.block = NAMED
+
+    def imports(x):
+        from some_model import block
+
+        return block(x)
+
+    def around():
+        named = NAMED
+
+        def inner(x):
+            return named(x)
+
+        return lambda x: inner(x)
+
+    functions = [
+        lambda x: helper(x), wraps(print)(lambda x: helper(x)), lru_cache(None)(helper), holder, Holder.run,
+        imports, lambda x: holder(x), lambda x: holder.block(x), lambda x: table["a"](x),
+        lambda x: nested[0][0](x), around(), lambda x: kept.block(x), ms.compile(NAMED), ms.compile(helper),
+        mx.custom_function(helper), ms.nn.Sequential(lambda x: NAMED(x)), ms.nn.Sequential(holder),
+        ms.checkpoint(helper),
+    ]  # fmt: skip
+    for i, function in enumerate(functions):
+        found = gradients(NAMED, ms.checkpoint(function), x)["conv"]["weight"]
+        np.testing.assert_allclose(np.array(found), np.array(plain), rtol=1e-5, atol=1e-6, err_msg=str(i))
+
+
+def test_a_gradient_that_a_checkpoint_would_lose_is_refused(x):
+    block, dense = Block(), mlx.nn.Linear(4, 4)
+    block_of, dense_of = weakref.ref(block), weakref.ref(dense)
+    for net, function in (
+        (block, lambda x: block_of()(x)),
+        (dense, lambda x: x.replace(dense_of()(x.feats))),
+        (block.conv, lambda x: ms.ops.subm_conv3d(x, block_of().conv.weight)),
+    ):
+        saved = ms.checkpoint(function)
+        same(saved(x).feats, function(x).feats)
+        gradients(mlx.nn.Linear(1, 1), saved, x)  # nobody asks for these modules' gradients
+        for wrapped in (saved, ms.checkpoint(function)):
+            with pytest.raises(TransformError, match=r"(Conv3d|Linear) .* as an argument"):
+                gradients(net, wrapped, x)
+        net.freeze()
+        wanted = mx.grad(lambda f, run=function: run(x.replace(f)).feats.square().sum())(x.feats)
+        same(mx.grad(lambda f, run=saved: run(x.replace(f)).feats.square().sum())(x.feats), wanted)
+        net.unfreeze()
+    assert sys.getprofile() is None
+
+
+def test_a_checkpoint_looks_at_a_part_of_what_is_large(x, monkeypatch):
+    net = Block()
+    monkeypatch.setattr("mlxsparse.transforms._LOOKED_AT", 10)
+    with pytest.raises(TransformError, match="as an argument"):
+        gradients(net, ms.checkpoint(lambda x, nothing=[[] for _ in range(20)]: [net(x), nothing][0]), x)
+
+
+def test_a_module_is_an_argument_of_a_checkpoint(x):
+    net, more = Block(), mlx.nn.Linear(4, 4)
+
+    def run(nets, x, more=None):
+        assert type(nets[0]) is Block
+        return x.replace(more(nets[0](x).feats))
+
+    saved = ms.checkpoint(run)
+    for of, name in ((net.conv, "weight"), (more, "bias")):
+        plain, found = (gradients(of, lambda x, f=f: f([net], x, more=more), x)[name] for f in (run, saved))
+        same(plain, found)
+        assert mx.abs(plain).sum().item() > 0
+    assert type(net) is Block and net.conv.weight.shape == (4, 3, 3, 3, 4)
