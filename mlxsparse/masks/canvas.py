@@ -175,7 +175,8 @@ def mask_to_index_pairs(
             f"matrix {(source.volume, target.volume)}"
         )
     rows, cols = layout.indices(source), layout.indices(target)
-    _, first, number = np.unique(mask, axis=0, return_index=True, return_inverse=True)
+    bits = np.packbits(mask, axis=1)
+    _, first, number = np.unique(bits, axis=0, return_index=True, return_inverse=True)
     same = number.reshape(-1)
     return [
         (rows[same == same[at]].tolist(), cols[mask[at]].tolist())

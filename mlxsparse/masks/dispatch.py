@@ -45,10 +45,8 @@ class AttentionDispatcher:
         ]
         size = None if block is None else whole_number("block", block, 1)
         relations = [relation_of_pairs(pairs, layout.num_positions) for pairs in self.pairs]
-        owner = [number for number, made in enumerate(relations) for _ in made]
-        flat = [r for made in relations for r in made]
-        replace_earlier([r.query for r in flat], self.connections, owner)
-        self.compiled = lay_out(flat, layout.num_positions, size)
+        replace_earlier([r.query for r in relations], self.connections, list(range(len(relations))))
+        self.compiled = lay_out(relations, layout.num_positions, size)
 
     def __call__(
         self, q: mx.array, k: mx.array, v: mx.array, *, scale: float | None = None, return_lse: bool = False

@@ -14,11 +14,11 @@ import mlx.core as mx
 import numpy as np
 
 from ..blocksparse import BlockLayout
-from ..engine.sorting import group
+from ..engine.sorting import distinct, group, starts_of
 from ..errors import MLXSparseError
 from .attend import CompiledProgram
 
-BLOCKS = (64, 32, 16, 8)
+BLOCKS = (64, 32, 16, 8, 4, 2, 1)
 # What things cost beside the pairs of rows in blocks, in pairs.
 PER_BLOCK = 256
 PER_RUN = 8192  # block rows of one class that are met at a time
@@ -52,27 +52,37 @@ def numbered(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return ids, first
 
 
-def relation_of_pairs(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], n: int) -> list[Relation]:
-    """Relations that say what index pairs say, of which no two share a query: equal key sets are one label.
-
-    Key sets that overlap others without being equal go to relations of their own.
-    """
-    made: list[tuple[np.ndarray, np.ndarray, list[tuple[int, int]]]] = []
-    known: dict[bytes, tuple[int, int]] = {}  # a key set -> its relation and label
+def relation_of_pairs(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], n: int) -> Relation:
+    """What index pairs say, of which no two share a query: equal key sets are one label, and so are keys
+    that are in the same sets."""
+    query, key = np.full((2, n), -1, np.int32)
+    known: dict[bytes, int] = {}
+    sets = [np.zeros(0, np.int64)]
     for queries, keys in pairs:
-        rows, cols = np.asarray(queries, np.int64), np.asarray(keys, np.int64)
-        content = cols.tobytes()
-        if content not in known:
-            at = next((i for i, (_, key, _) in enumerate(made) if (key[cols] < 0).all()), len(made))
-            if at == len(made):
-                made.append((np.full(n, -1, np.int32), np.full(n, -1, np.int32), []))
-            label = len(made[at][2])
-            made[at][1][cols] = label
-            made[at][2].append((label, label))
-            known[content] = at, label
-        at, label = known[content]
-        made[at][0][rows] = label
-    return [Relation(q, k, np.array(links, np.int64).reshape(-1, 2)) for q, k, links in made]
+        seen = np.asarray(keys, np.int64)
+        label = known.setdefault(seen.tobytes(), len(known))
+        if len(known) == len(sets):
+            sets.append(seen)
+        query[np.asarray(queries, np.int64)] = label
+    cols = np.concatenate(sets)
+    labels = np.repeat(np.arange(len(sets)) - 1, [len(s) for s in sets])
+    order = np.argsort(cols, kind="stable")
+    cols, labels = cols[order], labels[order]
+    starts = starts_of(cols)
+    counts = np.diff(starts, append=len(cols))
+    # The labels of the sets that a key is in, one after the other, tell it from others.
+    ids, made, rest = np.zeros(len(starts), np.int64), 1, np.arange(len(starts))
+    for depth in range(int(counts.max(initial=0))):
+        rest = rest[counts[rest] > depth]
+        code = ids[rest] * len(sets) + labels[starts[rest] + depth]
+        found, number = np.unique(code, return_inverse=True)
+        ids[rest] = made + number
+        made += len(found)
+    _, first, number = np.unique(ids, return_index=True, return_inverse=True)
+    key[cols[starts]] = number
+    seen_by = labels[np.repeat(starts[first], counts[first]) + ranges(counts[first])]
+    links = np.column_stack([seen_by, np.repeat(np.arange(len(first)), counts[first])])
+    return Relation(query, key, links)
 
 
 class Classes(NamedTuple):
@@ -94,7 +104,7 @@ def classes_of(relations: Sequence[Relation], n: int) -> Classes:
     found = [none]
     for r in relations:
         found.append(_class_pairs(r.query[first], r.key[first], r.links) @ np.array([total, 1]))
-    queries, keys = np.divmod(np.unique(np.concatenate(found)), total)
+    queries, keys = np.divmod(distinct(np.concatenate(found)), total)
     # Classes that see nothing and are not seen have no place.
     used = np.zeros(total, bool)
     used[queries] = used[keys] = True
@@ -169,12 +179,15 @@ def lay_out(relations: Sequence[Relation], n: int, block: int | None) -> Compile
     """The cheapest layout: classes padded to whole blocks, or, where each class sees just one and is seen by
     just one, packed, with segments that keep the neighbours in a block apart."""
     c = classes_of(relations, n)
-    matching = all(len(np.unique(side)) == len(side) for side in (c.queries, c.keys))
+    matching = all(len(distinct(side)) == len(side) for side in (c.queries, c.keys))
     sizes = BLOCKS if block is None else (block,)
     tried = [places(c, b, aligned) for b in sizes for aligned in ((True, False) if matching else (True,))]
     best = min(tried, key=lambda p: p.cost(c))
     _limit(best.nnz(c), f"blocks of {best.block}")
-    layout = BlockLayout.from_pairs(_block_pairs(c, best), best.block, shape=(best.size, best.size))
+    side = -(-best.size // best.block)
+    keys = distinct(_block_pairs(c, best) @ np.array([side, 1]))
+    square = (best.block, best.block)
+    layout = BlockLayout._of((1, side, side), square, (best.size, best.size), keys)
     rows = np.full(best.size, -1, np.int32)
     place = np.repeat(best.start, c.counts) + ranges(c.counts)
     rows[place] = c.order

@@ -20,6 +20,7 @@ from mlxsparse.masks import (
     VoxelLayout,
     mask_to_index_pairs,
 )
+from mlxsparse.masks.relation import relation_of_pairs
 from mlxsparse.testing import oracle
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -153,6 +154,34 @@ def test_dispatcher_is_dense_masked_attention(seed, block, fallback):
     np.testing.assert_allclose(np.array(out), wanted, atol=1e-5)
     np.testing.assert_allclose(np.array(lse), wanted_lse, atol=1e-5)
     assert not np.array(out)[:, :, ~allowed.any(axis=1)].any()
+
+
+@pytest.mark.parametrize("kind", ["triangle", "random", "band"])
+def test_rows_that_all_differ_are_met_without_padding(kind):
+    rng, i = np.random.default_rng(0), np.arange(60)
+    mask = {
+        "triangle": np.tri(60, dtype=bool),
+        "random": rng.random((60, 60)) < 0.1,
+        "band": np.abs(i[:, None] - i) < 4,
+    }[kind]
+    dispatcher = AttentionDispatcher(LAYOUT, {("all", "all"): MaskSpec("sparse", mask=mask)})
+    layout = dispatcher.compiled.layout
+    assert layout.nnz * layout.block[0] * layout.block[1] == mask.sum()
+    q, k, v = (rng.standard_normal((1, 2, 60, 4)).astype(np.float32) for _ in range(3))
+    wanted, _ = oracle.attention(q, k, v, mask, 0.5)
+    np.testing.assert_allclose(np.array(dispatcher(*map(mx.array, (q, k, v)))), wanted, atol=1e-5)
+
+
+def test_overlapping_key_sets_are_one_relation_of_distinct_links():
+    mask = np.tri(50, dtype=bool)[:, ::-1] | (np.random.default_rng(0).random((50, 50)) < 0.1)
+    mask[7], mask[:, 9], mask[20] = False, False, mask[21]
+    pairs = [([i], np.flatnonzero(row).tolist()) for i, row in enumerate(mask) if row.any()]
+    query, key, links = relation_of_pairs(pairs, 50)
+    assert (query[7], key[9], query[20]) == (-1, -1, query[21])
+    assert len(np.unique(links, axis=0)) == len(links)
+    met = np.zeros((query.max() + 1, key.max() + 1), bool)
+    met[tuple(links.T)] = True
+    np.testing.assert_array_equal(met[query][:, key] & (query >= 0)[:, None] & (key >= 0), mask)
 
 
 def test_write_modes_and_triggers():
