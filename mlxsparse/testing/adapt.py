@@ -41,11 +41,16 @@ def active_part(x: SparseTensor) -> tuple[Array, Array]:
 def numpy_function(
     op: Op, *, dtype: mx.Dtype = mx.float32, **tensor: Any
 ) -> Callable[[Array, Array], tuple[Array, Array]]:
-    """`op` as f(coords, feats) -> (out_coords, out_feats); `tensor` are keywords of SparseTensor."""
+    """`op` as f(coords, feats) -> (out_coords, out_feats); `tensor` are keywords of SparseTensor.
+
+    dtype is the type that features are rounded to. Its spacing is f.eps, by which `check_adjointness` and
+    `check_finite_differences` choose their steps and what rounding may do.
+    """
 
     def f(coords: Array, feats: Array) -> tuple[Array, Array]:
         return active_part(op(from_numpy(coords, feats, dtype, **tensor)))
 
+    f.eps = mx.finfo(dtype).eps  # type: ignore[attr-defined]
     return f
 
 
@@ -53,7 +58,7 @@ def numpy_gradient(
     op: Op, *, dtype: mx.Dtype = mx.float32, **tensor: Any
 ) -> Callable[[Array, Array, Array], Array]:
     """The feature gradient of `op` as g(coords, feats, cotangent) -> dfeats; cotangent by output row of
-    `numpy_function`, which has no padding."""
+    `numpy_function`, which has no padding, and of the same dtype."""
 
     def gradient(coords: Array, feats: Array, cotangent: Array) -> Array:
         x = from_numpy(coords, feats, dtype, **tensor)

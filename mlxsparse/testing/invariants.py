@@ -28,6 +28,7 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 Operator = Callable[[Array, Array], tuple[Array, Array]]
 Gradient = Callable[[Array, Array, Array], Array]
+FLOAT32 = 2.0**-23  # its relative spacing
 
 
 def _sorted(coords: Array, feats: Array) -> tuple[Array, Array]:
@@ -81,8 +82,9 @@ def _called(f: Operator, coords: Array, feats: Array) -> tuple[Array, Array]:
     return out_coords, out
 
 
-def _pairing(a: Array, b: Array, what: str) -> tuple[float, float]:
-    """sum(a * b), and the size of its terms, against which an error is small or not; both are finite."""
+def _pairing(a: Array, b: Array, what: str) -> tuple[float, float, float]:
+    """sum(a * b), and the sum and the norm of the sizes of its terms, against which an error is small or not;
+    all are finite."""
     a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if a.shape != b.shape:
         raise AssertionError(f"{what} have shapes {a.shape} and {b.shape}, which must be equal")
@@ -92,7 +94,7 @@ def _pairing(a: Array, b: Array, what: str) -> tuple[float, float]:
     if not math.isfinite(size):  # no error would be large beside it
         lost = int((~np.isfinite(terms)).sum())
         raise AssertionError(f"{what} have no finite sum of products: {lost} of {terms.size} are not finite")
-    return total, size
+    return total, size, size and float(np.linalg.norm(terms / size)) * size  # squares may pass float64
 
 
 def check_permutation_equivariance(
@@ -165,13 +167,42 @@ def check_linearity(
     assert_same_sites(_called(f, coords, combined), (out_coords, want), f"f({a} x + {b} y)", rtol, atol)
 
 
+def _precision(f: Operator, feats: Array, eps: float) -> float:
+    """The coarsest of `eps`, what f says (`adapt.numpy_function` does) and what the type of feats means."""
+    own = np.finfo(feats.dtype).eps if np.issubdtype(feats.dtype, np.floating) else 0
+    return max(eps, float(getattr(f, "eps", 0)), float(own))
+
+
+def _rounded(a: Array, eps: float) -> Array:
+    """Numbers of float32 or coarser as a type of spacing eps holds them, float64."""
+    share, power = np.frexp(np.asarray(a, dtype=np.float64))
+    return np.ldexp(np.round(share * (2 / eps)) * (eps / 2), power)
+
+
 def check_adjointness(
-    f: Operator, gradient: Gradient, coords: Array, feats: Array, cotangent: Array, *, rtol: float = 1e-5
+    f: Operator,
+    gradient: Gradient,
+    coords: Array,
+    feats: Array,
+    cotangent: Array,
+    *,
+    rtol: float = 1e-5,
+    eps: float = FLOAT32,
 ) -> None:
-    """<f(x), g> = <x, gradient(x, g)> for a linear f: the feature gradient is its transpose."""
-    left, scale_left = _pairing(_called(f, coords, feats)[1], cotangent, "output and cotangent")
-    right, scale_right = _pairing(feats, gradient(coords, feats, cotangent), "features and gradient")
-    if not abs(left - right) <= rtol * max(scale_left, scale_right):
+    """<f(x), g> = <x, gradient(x, g)> for a linear f: the feature gradient is its transpose.
+
+    Both sides may differ by `rtol` of the sum of the sizes of their terms, and in half types by what rounding
+    does to these; eps as in `check_finite_differences`.
+    """
+    eps = _precision(f, feats, eps)
+    if eps > FLOAT32:
+        feats, cotangent = (_rounded(a, eps).astype(np.float32) for a in (feats, cotangent))
+    out = _called(f, coords, feats)[1]
+    left, scale_left, spread_left = _pairing(out, cotangent, "output and cotangent")
+    dfeats = gradient(coords, feats, cotangent)
+    right, scale_right, spread_right = _pairing(feats, dfeats, "features and gradient")
+    rounding = 2 * eps * max(spread_left, spread_right) if eps > FLOAT32 else 0.0
+    if not abs(left - right) <= rtol * max(scale_left, scale_right) + rounding:
         raise AssertionError(f"adjointness: <f(x), g> = {left!r} but <x, f'(g)> = {right!r}")
 
 
@@ -182,32 +213,46 @@ def check_finite_differences(
     feats: Array,
     cotangent: Array,
     *,
-    step: float = 1e-2,
+    step: float | None = None,
     directions: int = 3,
     rtol: float = 1e-2,
     seed: int = 0,
+    eps: float = FLOAT32,
 ) -> None:
     """Along random v, d/dt <f(x + t v), g> at t = 0 is <v, gradient(x, g)>, by central differences.
 
     v is 1 or -1 everywhere, so that errors of many entries do not add up as the gradient of a row that is
     missing does: both sides may differ by `rtol` of the root of the sum of squares of the terms. Integer
     features are moved as float32.
+
+    eps: relative spacing of the numbers that f computes in; what `adapt.numpy_function` made says its own,
+    and float16 features have theirs. The step is by default 1e-2, for float16 0.1 and for bfloat16 0.2; rtol
+    is at least 4 eps; and what rounding of the outputs explains is allowed. So in half types signs and
+    missing rows are noticed, but not a tenth of one entry.
     """
     rng = np.random.default_rng(seed)
-    analytic = np.asarray(gradient(coords, feats, cotangent), dtype=np.float64)
+    eps = _precision(f, feats, eps)
+    step = max(1e-2, round(eps ** (1 / 3), 1)) if step is None else step
     kind = feats.dtype if np.issubdtype(feats.dtype, np.floating) else np.dtype(np.float32)
+    if eps > FLOAT32:
+        feats, cotangent = (_rounded(a, eps).astype(np.float32) for a in (feats, cotangent))
+    analytic = np.asarray(gradient(coords, feats, cotangent), dtype=np.float64)
     g = np.asarray(cotangent, dtype=np.float64)
     for number in range(directions):
         v = rng.choice([-1.0, 1.0], size=feats.shape)
-        more, less = ((feats + sign * step * v).astype(kind) for sign in (1, -1))
+        more, less = (feats + sign * step * v for sign in (1, -1))
+        if eps > FLOAT32:
+            more, less = _rounded(more, eps), _rounded(less, eps)
+        more, less = more.astype(kind), less.astype(kind)
         ahead, behind = (np.asarray(_called(f, coords, x)[1], dtype=np.float64) for x in (more, less))
         _pairing(ahead, g, "output and cotangent")
         _pairing(v, analytic, "features and gradient")
         slope = float(((ahead - behind) * g).sum() / (2 * step))
         terms = (more.astype(np.float64) - less) / (2 * step) * analytic  # the step as it was rounded
-        # float32 rounds f by some 1e-7 of itself, which the difference divides by the step
-        rounding = 1e-6 * np.linalg.norm(ahead * g) / step
         want = float(terms.sum())
-        allowed = rtol * max(abs(slope), float(np.linalg.norm(terms))) + rounding
+        with np.errstate(over="ignore"):
+            size, out_size = float(np.linalg.norm(terms)), float(np.linalg.norm(ahead * g))
+        # float32 rounds f by some 1e-7 of itself, half types by eps, which the difference divides by the step
+        allowed = max(rtol, 4 * eps) * max(abs(slope), size) + max(1e-6, eps) * out_size / step
         if not (math.isfinite(allowed) and abs(slope - want) <= allowed):
             raise AssertionError(f"direction {number}: finite difference {slope!r}, gradient {want!r}")

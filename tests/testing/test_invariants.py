@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlxsparse import ops
 from mlxsparse.errors import ShapeError
 from mlxsparse.testing import adapt, invariants, oracle, strategies
 
@@ -168,6 +170,39 @@ def test_a_missing_gradient_is_noticed_beside_large_values():
     invariants.check_finite_differences(far, slope_of, coords, feats, cotangent)
     with pytest.raises(AssertionError, match="finite difference"):
         invariants.check_finite_differences(far, lambda c, x, g: 0 * g, coords, feats, cotangent)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("law", ["adjointness", "finite_differences"])
+def test_gradient_laws_hold_in_half_precision(law, dtype):
+    coords, feats, cotangent = line(30)
+    weight = mx.array(np.random.default_rng(0).standard_normal((4, 3, 3, 3, 4)), dtype)
+    op = lambda x: ops.subm_conv3d(x, weight)  # noqa: E731
+    function, gradient = adapt.numpy_function(op, dtype=dtype), adapt.numpy_gradient(op, dtype=dtype)
+    check = getattr(invariants, f"check_{law}")
+    check(function, gradient, coords, feats, cotangent)
+
+    def turned(entries, factor):
+        def wrong(coords, feats, cotangent):
+            made = gradient(coords, feats, cotangent)
+            made[entries] *= factor
+            return made
+
+        with pytest.raises(AssertionError, match="finite difference|adjointness"):
+            check(function, wrong, coords, feats, cotangent)
+
+    turned(slice(None), -1)
+    turned(14, 0)
+    if dtype == mx.float32:
+        turned((14, 2), 1.1)
+
+
+def test_features_of_float16_are_moved_by_more():
+    coords, feats, cotangent = line(30)
+    half = feats.astype(np.float16)
+    invariants.check_finite_differences(squashed, slope_of, coords, half, cotangent)
+    with pytest.raises(AssertionError, match="finite difference"):
+        invariants.check_finite_differences(squashed, lambda *a: -slope_of(*a), coords, half, cotangent)
 
 
 def test_integer_features_are_moved_too():
