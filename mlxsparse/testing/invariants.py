@@ -2,9 +2,10 @@
 
 Coordinates are (N, 4) integers (batch, x, y, z), features (N, C), both NumPy. A check compares outputs by
 site, so that a declared row order does not matter to it, and raises AssertionError with the first differing
-site; so it does for a site that an output has twice, and for NaN or infinity from finite numbers. Tolerances
-are those of NumPy: |got - want| <= atol + rtol * |want|. `mlxsparse.testing.adapt` turns an operator on
-SparseTensors into such a callable.
+site; so it does for a site that an output has twice, for NaN or infinity from finite numbers, and for an
+operator or gradient that changes its input (it is given copies). Tolerances are those of NumPy:
+|got - want| <= atol + rtol * |want|. `mlxsparse.testing.adapt` turns an operator on SparseTensors into such a
+callable.
 """
 
 from __future__ import annotations
@@ -70,9 +71,19 @@ def _check_once(coords: Array, what: str) -> None:
         raise AssertionError(f"{what}: the site {tuple(sites[twice[0]].tolist())} is there more than once")
 
 
+def _kept(what: str, f: Callable[..., Any], *arrays: Array) -> Any:
+    """f of copies of (coords, feats, cotangent), which it leaves as they are."""
+    given = [np.array(a) for a in arrays]
+    found = f(*given)
+    for name, before, after in zip(("coords", "feats", "cotangent"), arrays, given):
+        if not np.array_equal(before, after, equal_nan=True):
+            raise AssertionError(f"the {what} changes its input {name}; let it write to an array of its own")
+    return found
+
+
 def _called(f: Operator, coords: Array, feats: Array) -> tuple[Array, Array]:
     """f(coords, feats), whose sites are there once, and whose values are finite if feats are."""
-    out_coords, out = f(coords, feats)
+    out_coords, out = _kept("operator", f, coords, feats)
     _check_once(out_coords, "output")
     lost = ~np.isfinite(np.asarray(out, dtype=np.float64))
     if lost.any() and np.isfinite(np.asarray(feats, dtype=np.float64)).all():
@@ -199,7 +210,7 @@ def check_adjointness(
         feats, cotangent = (_rounded(a, eps).astype(np.float32) for a in (feats, cotangent))
     out = _called(f, coords, feats)[1]
     left, scale_left, spread_left = _pairing(out, cotangent, "output and cotangent")
-    dfeats = gradient(coords, feats, cotangent)
+    dfeats = _kept("gradient", gradient, coords, feats, cotangent)
     right, scale_right, spread_right = _pairing(feats, dfeats, "features and gradient")
     rounding = 2 * eps * max(spread_left, spread_right) if eps > FLOAT32 else 0.0
     if not abs(left - right) <= rtol * max(scale_left, scale_right) + rounding:
@@ -236,7 +247,7 @@ def check_finite_differences(
     kind = feats.dtype if np.issubdtype(feats.dtype, np.floating) else np.dtype(np.float32)
     if eps > FLOAT32:
         feats, cotangent = (_rounded(a, eps).astype(np.float32) for a in (feats, cotangent))
-    analytic = np.asarray(gradient(coords, feats, cotangent), dtype=np.float64)
+    analytic = np.asarray(_kept("gradient", gradient, coords, feats, cotangent), dtype=np.float64)
     g = np.asarray(cotangent, dtype=np.float64)
     for number in range(directions):
         v = rng.choice([-1.0, 1.0], size=feats.shape)

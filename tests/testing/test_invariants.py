@@ -221,6 +221,30 @@ LAWS = {
 }
 
 
+GRADIENT_LAWS = [invariants.check_adjointness, invariants.check_finite_differences]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_no_law_passes_what_changes_its_input(which):
+    coords, feats, cotangent = line(5)
+    before = [a.copy() for a in (coords, feats, cotangent)]
+
+    def changes(*arrays):
+        found = tuple(a.copy() for a in arrays)
+        arrays[which][:] *= 2
+        return found if len(arrays) == 2 else found[2]
+
+    same = lambda c, x: (c, x)  # noqa: E731
+    laws = [lambda f=law: f(changes, coords, feats) for law in LAWS.values()]
+    laws += [lambda f=law: f(changes, lambda c, x, g: g, coords, feats, cotangent) for law in GRADIENT_LAWS]
+    laws += [lambda f=law: f(same, changes, coords, feats, cotangent) for law in GRADIENT_LAWS]
+    for law in laws:
+        with pytest.raises(AssertionError, match=f"changes its input {('coords', 'feats')[which]}"):
+            law()
+    for a, kept in zip((coords, feats, cotangent), before):
+        np.testing.assert_array_equal(a, kept)
+
+
 @pytest.mark.parametrize("law", LAWS)
 def test_no_law_passes_nan_infinity_or_repeated_sites(law):
     coords, feats, _ = line(5)
@@ -241,7 +265,7 @@ def test_shapes_do_not_broadcast_in_gradient_laws():
     coords, feats, cotangent = line(5)
     total = lambda c, x: (c, x.sum(axis=1, keepdims=True))  # noqa: E731
     spread = lambda c, x, g: np.repeat(g.sum(axis=1, keepdims=True), 4, axis=1)  # noqa: E731
-    for law in (invariants.check_adjointness, invariants.check_finite_differences):
+    for law in GRADIENT_LAWS:
         with pytest.raises(AssertionError, match="shapes"):
             law(total, lambda c, x, g: g, coords, feats, cotangent[:, :1])
         with pytest.raises(AssertionError, match="shapes"):
@@ -254,7 +278,7 @@ def test_gradient_laws_pass_no_gradient_without_a_finite_size(bad):
     same = lambda c, x: (c, x)  # noqa: E731
     wrong = np.arange(8).reshape(2, 4) < 6
     slope = lambda c, x, g: np.where(wrong, bad, g.astype(float))  # noqa: E731
-    for law in (invariants.check_adjointness, invariants.check_finite_differences):
+    for law in GRADIENT_LAWS:
         law(same, lambda c, x, g: g, coords, feats, cotangent)
         with pytest.raises(AssertionError, match="no finite sum|adjointness: |finite difference "):
             law(same, slope, coords, 100 * np.abs(feats), cotangent)
@@ -263,7 +287,7 @@ def test_gradient_laws_pass_no_gradient_without_a_finite_size(bad):
 def test_gradient_laws_pass_no_infinite_output():
     coords, feats, cotangent = line(2)
     far = lambda c, x: (c, np.full_like(x, np.inf))  # noqa: E731
-    for law in (invariants.check_adjointness, invariants.check_finite_differences):
+    for law in GRADIENT_LAWS:
         with pytest.raises(AssertionError, match="NaN or infinite"):
             law(far, lambda c, x, g: g, coords, feats, cotangent)
 
