@@ -20,6 +20,7 @@ import mlx.core as mx
 
 from ..errors import TransformError
 from .device import executor
+from .host import silent
 from .pace import called, compiling, first, next_cotangent, noted
 from .replay import AFTER
 
@@ -113,14 +114,15 @@ def differentiable(
     if device.type == mx.DeviceType.gpu or executor() == "kernel":
         return prepared(name, forward, gradients, device)(*inputs)
     if not traced(*inputs):  # nobody can ask for a gradient, so MLX need not hear of the call
-        return forward(*inputs)
+        with silent():
+            return forward(*inputs)
 
     def branch(i: int, value: Callable[[mx.array], mx.array]) -> mx.array:
         function: Any = mx.custom_function(value)
 
         def vjp(primal: mx.array, cotangent: mx.array, _: mx.array) -> mx.array:
             arguments = (*inputs[:i], primal, *inputs[i + 1 :])
-            with mx.stream(device):
+            with mx.stream(device), silent():
                 gradient: mx.array = _sealed(name, gradients[i])(cotangent, *arguments)
             return gradient
 
@@ -130,7 +132,8 @@ def differentiable(
         result: mx.array = function(inputs[i])
         return result
 
-    y = branch(0, lambda x: forward(x, *inputs[1:]))
+    with silent():
+        y = branch(0, lambda x: forward(x, *inputs[1:]))
     if len(inputs) == 1:
         return y
     zeros = mx.broadcast_to(mx.zeros((), y.dtype), y.shape)

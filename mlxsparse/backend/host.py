@@ -23,8 +23,8 @@ import numpy as np
 from ..errors import MLXSparseError, TracedOnHostError
 
 COPIED = 1 << 22  # bytes up to which an array is made by copying: an evaluation waits for another thread
-# NaN and infinity in features are the caller's; a warning from a worker thread helps nobody.
-_SILENT: dict[str, Any] = {"invalid": "ignore", "over": "ignore"}
+# NaN and infinity in features are the caller's; a warning from inside of an operator helps nobody.
+_SILENT: dict[str, Any] = {"invalid": "ignore", "over": "ignore", "divide": "ignore"}
 _DTYPES = {
     mx.float32: np.float32,
     mx.float16: np.float16,
@@ -33,6 +33,11 @@ _DTYPES = {
     mx.uint8: np.uint8,
     mx.bool_: np.bool_,
 }
+
+
+def silent() -> np.errstate:
+    """A context in which NumPy does not warn of NaN and infinity in features."""
+    return np.errstate(**_SILENT)
 
 
 def require_values(*arrays: mx.array) -> None:
@@ -289,7 +294,7 @@ def parallel(
     if blas and _get_blas().set is not None:
         control = _get_blas().one_thread()
     if workers <= 1:
-        with control, np.errstate(**_SILENT):
+        with control, silent():
             for task in items:
                 work(task)
         return
@@ -302,7 +307,7 @@ def parallel(
                 task = next(queue, None)
             if task is None:
                 return
-            with np.errstate(**_SILENT):
+            with silent():
                 work(task)
 
     pool = _get_pool()  # here: `_apart` leaves this thread one core, which threads made by it would keep

@@ -92,8 +92,7 @@ def forward(job: Job, out: np.ndarray, lse: np.ndarray) -> None:
                 total = total * fade + t.sum(axis=1)
             peak = higher
         sums /= np.where(total == 0, np.float32(1), total)[:, None]
-        with np.errstate(divide="ignore"):
-            lse[z, head, rows] = np.where(total == 0, np.float32(-np.inf), np.log(total) + peak)
+        lse[z, head, rows] = np.where(total == 0, np.float32(-np.inf), np.log(total) + peak)
 
     parallel(work, len(job.q) * len(runs), blas=True, small=job.small)
 
