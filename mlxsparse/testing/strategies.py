@@ -36,6 +36,7 @@ Axes = tuple[int, int, int]
 
 LIMIT = 2**30  # |x| < LIMIT is what the library accepts
 MARGIN = 64  # how far a kernel may reach past a far corner and stay within it
+SMALL = 96  # entries of an array that are drawn, and so shrink, one by one
 
 
 def _array(found: Sequence[tuple[int, ...]]) -> Array:
@@ -67,9 +68,12 @@ def _blocks(draw: Draw, max_sites: int, batches: st.SearchStrategy[int], span: i
 
 @st.composite
 def _far(draw: Draw, max_sites: int, batches: st.SearchStrategy[int], span: int, min_sites: int) -> Array:
-    """The same sites near several far corners, up to those of the range: nothing may wrap or alias."""
-    edge = draw(st.sampled_from([2**19, 2**20, 2**21, LIMIT - MARGIN]))
-    corner = st.tuples(*[st.sampled_from([-edge, 0, edge])] * 3)
+    """The same sites near several far corners, up to those of the range: nothing may wrap or alias.
+
+    They shrink to corners side by side.
+    """
+    edge = draw(st.sampled_from([2 * min(span, 3) + 1, 2**19, 2**20, 2**21, LIMIT - MARGIN]))
+    corner = st.tuples(*[st.sampled_from([0, edge, -edge])] * 3)
     corners = draw(st.lists(corner, min_size=2, max_size=3, unique=True))
     count = -(-max_sites // len(corners))
     near = draw(_scattered(count, batches, min(span, 3), min(count, -(-min_sites // len(corners)))))
@@ -100,12 +104,29 @@ def coordinate_sets(
     return st.one_of(families).filter(lambda coords: len(coords) >= min_sites)
 
 
+def _bytes(draw: Draw, count: int) -> Array:
+    """uint8 (count,), of which the first SMALL shrink one by one; the rest are drawn as a seed.
+
+    One draw of fixed size: entries keep their values where an array is made smaller. Its end is the array's
+    start, as 0s shrink towards its start.
+    """
+    few = np.frombuffer(draw(st.binary(min_size=SMALL, max_size=SMALL)), np.uint8)[::-1]
+    if count <= SMALL:
+        return few[:count]
+    rng = np.random.default_rng(draw(st.integers(0, 2**16 - 1)))
+    return np.concatenate([few, rng.integers(0, 256, count - SMALL, dtype=np.uint8)])
+
+
 @st.composite
 def features(draw: Draw, rows: int, channels: int, integers: bool = True) -> Array:
-    """float32 (rows, channels): small integers, whose sums are exact, or standard normal values."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**16 - 1)))
+    """float32 (rows, channels): small integers, whose sums are exact, or standard normal values.
+
+    Integers of the first 96 entries shrink to 0 one by one; normal values are drawn as a seed.
+    """
     if integers:
-        return rng.integers(-4, 5, size=(rows, channels)).astype(np.float32)
+        number = _bytes(draw, rows * channels).reshape(rows, channels) % 9
+        return np.array([0, 1, -1, 2, -2, 3, -3, 4, -4], np.float32)[number]
+    rng = np.random.default_rng(draw(st.integers(0, 2**16 - 1)))
     return rng.standard_normal((rows, channels)).astype(np.float32)
 
 
@@ -223,12 +244,11 @@ class BlockMask(NamedTuple):
 def block_masks(draw: Draw, max_heads: int = 3, max_side: int = 5, max_block: int = 6) -> BlockMask:
     """Masks of any density, some with empty rows, columns or heads; rectangular blocks, ragged edges."""
     grid = (draw(st.integers(1, max_heads)), draw(st.integers(1, max_side)), draw(st.integers(1, max_side)))
-    rng = np.random.default_rng(draw(st.integers(0, 2**31)))
-    mask = rng.random(grid) < draw(st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0]))
-    if draw(st.booleans()):
-        mask[rng.integers(grid[0])] = False
-    mask[:, rng.integers(grid[1])] &= draw(st.booleans())
-    mask[:, :, rng.integers(grid[2])] &= draw(st.booleans())
+    density = draw(st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0]))
+    mask = _bytes(draw, int(np.prod(grid))).reshape(grid) >= 256 * (1 - density)
+    for axis, count in enumerate(grid):
+        if draw(st.booleans()):  # one that stores nothing
+            np.moveaxis(mask, axis, 0)[draw(st.integers(0, count - 1))] = False
     if draw(st.booleans()):  # rows with the lists of the row before
         mask[:, 1:] = mask[:, :1]
     block = (draw(st.integers(1, max_block)), draw(st.integers(1, max_block)))

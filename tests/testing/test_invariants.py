@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
 from mlxsparse import ops
@@ -134,6 +134,22 @@ def test_sites_that_a_narrow_hash_would_merge_are_drawn(bits):
 
     with pytest.raises(AssertionError):
         packed()
+
+
+def smallest(strategy, wanted):
+    return find(strategy, wanted, settings=settings(max_examples=1000, database=None, derandomize=True))
+
+
+def test_what_is_found_shrinks():
+    coords, feats = smallest(strategies.sites(max_sites=3), lambda drawn: (drawn.feats < 0).any())
+    assert coords.tolist() == [[0, 0, 0, 0]] and feats.tolist() == [[-1]]
+    mask, block, shape = smallest(strategies.block_masks(2, 3, 2), lambda drawn: drawn.mask.any())
+    assert mask.tolist() == [[[True]]] and block == shape == (1, 1)
+
+
+def test_far_corners_shrink_to_near_ones():
+    far = strategies._far(4, st.just(0), 5, 0)
+    assert np.abs(smallest(far, lambda coords: len(coords) == 4)).max() < 32
 
 
 def line(n, channels=4):
