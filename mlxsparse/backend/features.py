@@ -22,13 +22,18 @@ def as_features(feats: Any) -> mx.array:
 
 def check_features(feats: Any) -> Any:
     """`feats`, an MLX or NumPy array (n, C) of a float type that we take."""
-    if not isinstance(feats, (mx.array, np.ndarray)):
-        raise DTypeError(f"feats must be an mlx or numpy array (n, C), got {type(feats).__name__}")
-    if feats.dtype not in (_NUMPY_FLOATS if isinstance(feats, np.ndarray) else FLOATS):
-        raise DTypeError(f"feats must be float32, float16 or bfloat16, got {feats.dtype}; use .astype")
+    check_floats(feats, "feats", "(n, C)")
     if feats.ndim != 2:
         raise ShapeError(f"feats must have shape (n, C), got {tuple(feats.shape)}")
     return feats
+
+
+def check_floats(value: Any, name: str, shape: str) -> None:
+    """DTypeError unless `value` is an MLX or NumPy array of a float type that we take; never narrowed."""
+    if not isinstance(value, (mx.array, np.ndarray)):
+        raise DTypeError(f"{name} must be an mlx or numpy array {shape}, got {type(value).__name__}")
+    if value.dtype not in (_NUMPY_FLOATS if isinstance(value, np.ndarray) else FLOATS):
+        raise DTypeError(f"{name} must be float32, float16 or bfloat16, got {value.dtype}; use .astype")
 
 
 def scalar(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -12,6 +12,9 @@ from ..engine.sorting import Bounds
 from ..errors import CoordinateRangeError, DTypeError, DuplicateCoordinatesError, ShapeError, StrideError
 from .geometry import Kernel, Triple, multiply
 from .keys import CoordinateMapKey
+
+if TYPE_CHECKING:
+    from .manager import CoordinateManager
 
 MOST_ITEMS = 1 << 24  # that are assumed without a word: each takes 8 bytes and more
 
@@ -73,6 +76,19 @@ def check_keys(**keys: Any) -> None:
     for name, key in keys.items():
         if not isinstance(key, CoordinateMapKey):
             raise DTypeError(f"{name} must be a CoordinateMapKey, such as x.key, got {type(key).__name__}")
+
+
+def manager_of(manager: Any) -> CoordinateManager:
+    """`manager`, the process-wide one for None; DTypeError for what is no manager."""
+    from .manager import CoordinateManager, default_manager
+
+    if manager is None:
+        return default_manager()
+    if not isinstance(manager, CoordinateManager):
+        raise DTypeError(
+            f"manager must be a CoordinateManager, such as x.manager, got {type(manager).__name__}"
+        )
+    return manager
 
 
 def check_map(in_key: Any, out_key: Any, kernel: Any) -> None:

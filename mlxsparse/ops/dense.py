@@ -10,9 +10,10 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend import host
-from ..backend.features import FLOATS
+from ..backend.features import check_floats
 from ..backend.status import OUTSIDE, report
-from ..coords import CoordinateManager, default_manager
+from ..coords import CoordinateManager
+from ..coords.checks import manager_of
 from ..coords.geometry import TripleLike, triple
 from ..engine import rows_kernel
 from ..engine.rows import put_rows, take_rows
@@ -93,40 +94,35 @@ def _static_dense(
 
 
 def from_dense(
-    grid: mx.array,
+    grid: mx.array | np.ndarray,
     *,
-    mask: mx.array | None = None,
+    mask: mx.array | np.ndarray | None = None,
     stride: TripleLike = 1,
     manager: CoordinateManager | None = None,
 ) -> SparseTensor:
     """Sites of a grid (B, X, Y, Z, C) where any channel is not 0, or where `mask` (B, X, Y, Z) is True.
 
     Rows are sorted by (batch, x, y, z); `spatial_shape` is (X, Y, Z). NaN counts as not 0.
+    A grid is float32, float16 or bfloat16; DTypeError for others, which are not narrowed.
     """
-    grid = _array(grid, "grid")
-    mask = None if mask is None else _array(mask, "mask")
+    check_floats(grid, "grid", "(B, X, Y, Z, C)")
     if grid.ndim != 5:
         raise ShapeError(f"grid must have shape (B, X, Y, Z, C), got {tuple(grid.shape)}")
-    if grid.dtype not in FLOATS:
-        raise DTypeError(f"grid must be float32, float16 or bfloat16, got {grid.dtype}")
+    if isinstance(grid, np.ndarray):
+        grid = mx.array(np.ascontiguousarray(grid))
     b, x, y, z, c = grid.shape
-    if mask is None:
-        chosen = host.view(grid).any(axis=-1)
-    else:
-        if tuple(mask.shape) != (b, x, y, z) or mask.dtype != mx.bool_:
-            raise ShapeError(
-                f"mask must be bool of shape {(b, x, y, z)}, got {mask.dtype} {tuple(mask.shape)}"
-            )
-        chosen = host.view(mask)
+    chosen = host.view(grid).any(axis=-1) if mask is None else _mask(mask, (b, x, y, z))
     flat = np.flatnonzero(chosen)
     sites = (
         np.stack(np.unravel_index(flat, (b, x, y, z)), axis=1) if flat.size else np.empty((0, 4), np.int64)
     )
-    key = (manager or default_manager()).created(sites, stride, b, spatial_shape=(x, y, z))
+    key = manager_of(manager).created(sites, stride, b, spatial_shape=(x, y, z))
     return SparseTensor._of(key, take_rows(grid.reshape(b * x * y * z, c), flat))
 
 
-def _array(value: Any, name: str) -> mx.array:
-    if not isinstance(value, (mx.array, np.ndarray)):
-        raise DTypeError(f"{name} must be an mlx or numpy array, got {type(value).__name__}")
-    return mx.array(value) if isinstance(value, np.ndarray) else value
+def _mask(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
+    if not isinstance(mask, (mx.array, np.ndarray)):
+        raise DTypeError(f"mask must be an mlx or numpy array, got {type(mask).__name__}")
+    if tuple(mask.shape) != shape or mask.dtype not in (mx.bool_, bool):
+        raise ShapeError(f"mask must be bool of shape {shape}, got {mask.dtype} {tuple(mask.shape)}")
+    return host.view(mask) if isinstance(mask, mx.array) else mask

@@ -101,6 +101,17 @@ def test_from_dense_takes_numpy_and_names_what_it_does_not():
         ops.from_dense(grid, mask=[1])
 
 
+def test_from_dense_narrows_nothing():
+    tiny = np.full((1, 1, 1, 1, 1), 1e-60)
+    for dtype in (np.float64, ">f4", np.int64):
+        for grid in (tiny.astype(dtype), tiny.astype(dtype)[..., :0]):
+            with pytest.raises(DTypeError, match="grid must be float32, float16 or bfloat16"):
+                ops.from_dense(grid)
+    with pytest.raises(ShapeError, match="mask must be bool"):
+        ops.from_dense(tiny.astype(np.float32), mask=np.ones((1, 1, 1, 1), ">i4"))
+    assert ops.from_dense(tiny.astype(np.float16) + 1).dtype == mx.float16
+
+
 def test_dense_with_an_origin_reaches_as_far_as_the_sites():
     x = from_numpy(np.array([[0, 0, 0, 5]], np.int32), np.ones((1, 2)), batch_size=1, spatial_shape=8)
     assert ops.dense(x).shape == (1, 8, 8, 8, 2)
