@@ -15,7 +15,7 @@ from .backend import executor, host
 from .backend.features import FLOATS, as_features, zero_padding
 from .backend.status import clear, combined, raise_for
 from .coords import CoordinateManager, CoordinateMapKey, default_manager
-from .coords.checks import check_coordinates
+from .coords.checks import check_coordinates, check_keys, manager_of
 from .coords.geometry import Triple, TripleLike, triple, whole
 from .errors import CapacityError, DTypeError, IdentityError, ShapeError, TracedOnHostError
 
@@ -70,15 +70,18 @@ class SparseTensor(tuple):
         if feats is None and not isinstance(coords, (mx.array, np.ndarray)):
             return cls._rebuild(coords)
         feats = as_features(feats)
+        manager = manager_of(manager)
         if key is not None:
-            given = active_rows, batch_size, spatial_shape, batch_counts, None if stride == 1 else stride
+            check_keys(key=key)
+            given = [active_rows, batch_size, spatial_shape, batch_counts]
+            given += [None if triple(stride, "stride", least=1) == (1, 1, 1) else stride]
+            given += [None if manager in (default_manager(), key.manager) else manager]
             if coords is not key.coords or any(v is not None for v in given):
                 raise IdentityError("key= needs coords=key.coords; stride and the rest come from the key")
             return cls._of(key, feats)
         array = check_coordinates(coords)
         if array.shape[0] != feats.shape[0]:
             raise ShapeError(f"coords has {array.shape[0]} rows, feats has {feats.shape[0]}; they must agree")
-        manager = manager or default_manager()
         try:
             place: dict[str, Any] = {"batch_size": batch_size, "spatial_shape": spatial_shape}
             key = manager.insert(array, stride, active_rows, validate=validate, **place)
@@ -86,7 +89,8 @@ class SparseTensor(tuple):
             return cls._traced(
                 array, feats, stride, active_rows, batch_counts, batch_size, spatial_shape, manager
             )
-        if batch_counts is not None and not np.array_equal(host.view(mx.array(batch_counts)), key.counts):
+        counts = host.view(batch_counts) if isinstance(batch_counts, mx.array) else batch_counts
+        if counts is not None and not np.array_equal(counts, key.counts):
             raise ShapeError(
                 f"batch_counts {batch_counts} does not match the rows: {key.counts.tolist()}; items past "
                 "the last row's are named by batch_size="

@@ -298,6 +298,22 @@ def test_a_key_refuses_what_it_would_ignore():
             ms.SparseTensor(x.key.coords, x.feats, key=x.key, **more)
 
 
+def test_a_key_takes_the_stride_that_is_the_default():
+    x = tensor()
+    for stride in ((1, 1, 1), [1, 1, 1], np.array([1, 1, 1])):
+        y = ms.SparseTensor(x.key.coords, x.feats, key=x.key, stride=stride, manager=x.manager)
+        assert y.key is x.key
+    with pytest.raises(IdentityError, match="come from the key"):
+        ms.SparseTensor(x.key.coords, x.feats, key=x.key, stride=np.array([1, 1, 2]))
+
+
+def test_batch_counts_of_another_byte_order():
+    counts = tensor().batch_counts
+    coords = mx.array(SITES, mx.int32)
+    x = ms.SparseTensor(coords, mx.zeros((4, 1)), batch_counts=np.array(counts.tolist(), ">i4"))
+    assert x.batch_counts.tolist() == counts.tolist()
+
+
 def test_pickle_and_deepcopy_keep_a_fixed_capacity():
     x = tensor().with_capacity(8)
     for y in (copy.deepcopy(x), pickle.loads(pickle.dumps(x)), copy.copy(x)):

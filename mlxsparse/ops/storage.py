@@ -14,6 +14,7 @@ import numpy as np
 from ..backend import host
 from ..backend.features import zero_padding
 from ..coords import CoordinateManager
+from ..coords.checks import manager_of
 from ..errors import CheckpointError, MLXSparseError
 from ..files import atomic_write
 from ..tensor import SparseTensor
@@ -63,7 +64,7 @@ def load(path: str | os.PathLike[str], *, manager: CoordinateManager | None = No
     The file is checked before its contents are believed (sizes, types, coordinates, counts);
     CheckpointError if it is missing, truncated, malformed, or of another format or version.
     """
-    name = os.fspath(path)
+    name, manager = os.fspath(path), manager_of(manager)
     try:
         arrays, metadata = _read(Path(path))
         return _restore(arrays, metadata, manager)

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..backend import host
 from ..backend.features import as_features, check_features
-from ..coords import CoordinateManager, default_manager
-from ..coords.checks import check_coordinates, items_up_to
+from ..coords import CoordinateManager
+from ..coords.checks import check_coordinates, items_up_to, manager_of
 from ..coords.geometry import Triple, TripleLike, triple, whole
 from ..engine import interpolate
 from ..engine.index import lookup
@@ -249,7 +249,7 @@ def voxelize(
     if max_points is not None:
         used = np.where(place_in_group(full, len(sites)) < max_points, full, np.int32(-1))
         segments = Segments(used, len(sites))
-    key = (manager or default_manager()).created(sites, 1, batch_size, spatial_shape=grid)
+    key = manager_of(manager).created(sites, 1, batch_size, spatial_shape=grid)
     tensor = SparseTensor._of(key, segment_reduce(values, segments, reduce))
     return Voxels(
         tensor,
@@ -280,9 +280,8 @@ def coalesce(
     if len(rows) != values.shape[0]:
         raise ShapeError(f"coords has {len(rows)} rows, feats has {values.shape[0]}; they must agree")
     sites, number, counts = merge(columns_of(rows))
-    manager = manager or default_manager()
     # insert checks the range and the batch numbers, as for any tensor.
-    key = manager.insert(sites.astype(np.int32), stride, batch_size=batch_size)
+    key = manager_of(manager).insert(sites.astype(np.int32), stride, batch_size=batch_size)
     return SparseTensor._of(key, segment_reduce(values, Segments(number, len(sites), counts), reduce))
 
 

@@ -57,3 +57,22 @@ def test_unchecked_coordinates_have_batch_numbers_in_range(batch):
         ms.SparseTensor(coords, mx.ones((2, 1)), validate=False, batch_size=2)
     far = np.array([[0, 9, 0, 0]], np.int32)
     assert ms.SparseTensor(far, mx.ones((1, 1)), spatial_shape=4, validate=False).num_active == 1
+
+
+def test_what_is_no_key_and_no_manager_is_named(x, tmp_path):
+    coords, path = np.array(x.coords.tolist(), np.int32), tmp_path / "x.safetensors"
+    for key in (x, 3):
+        with pytest.raises(DTypeError, match="key must be a CoordinateMapKey, such as x.key"):
+            ms.SparseTensor(x.coords, x.feats, key=key)
+    ms.save(path, x)
+    for make in (
+        lambda m: ms.SparseTensor(coords, x.feats, manager=m),
+        lambda m: ms.SparseTensor(x.key.coords, x.feats, key=x.key, manager=m),
+        lambda m: ms.voxelize(mx.zeros((1, 3)), voxel_size=1.0, manager=m),
+        lambda m: ms.coalesce(coords, x.feats, manager=m),
+        lambda m: ms.ops.from_dense(mx.ones((1, 1, 1, 1, 1)), manager=m),
+        lambda m: ms.load(path, manager=m),
+    ):
+        for wrong in (3, 0, x):
+            with pytest.raises(DTypeError, match="manager must be a CoordinateManager, such as x.manager"):
+                make(wrong)
