@@ -73,7 +73,7 @@ class SparseTensor(tuple):
         manager = manager_of(manager)
         if key is not None:
             check_keys(key=key)
-            given = [active_rows, batch_size, spatial_shape, batch_counts]
+            given: list[Any] = [active_rows, batch_size, spatial_shape, batch_counts]
             given += [None if triple(stride, "stride", least=1) == (1, 1, 1) else stride]
             given += [None if manager in (default_manager(), key.manager) else manager]
             if coords is not key.coords or any(v is not None for v in given):
@@ -225,7 +225,7 @@ class SparseTensor(tuple):
 
     @property
     def active(self) -> int | mx.array:
-        """Active rows as an int, or as a scalar array where the device alone knows them."""
+        """Active rows as an int, or on a GPU as a scalar array where the device alone knows them."""
         if self._key is not None:
             return self._key.active
         try:

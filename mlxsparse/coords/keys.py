@@ -94,8 +94,8 @@ class Record:
 
     @property
     def active(self) -> int | mx.array:
-        """Active rows as kernels take them: the number where it is known, else its array."""
-        return self.active_rows if self.known is None else self.known
+        """Active rows as the executor takes them: the number, on a GPU its array where that is not known."""
+        return self.active_rows if self.known is None and executor() == "kernel" else self.count
 
     @cached_property
     def live(self) -> mx.array:
