@@ -66,3 +66,8 @@ class CheckpointError(MLXSparseError):
 
 class PointCloudError(MLXSparseError):
     """A point-cloud file is missing, truncated, of an unknown format, or lacks a field that is needed."""
+
+
+def listed(values: list[int]) -> str:
+    """Numbers as a message names them: the first 8, and how many follow."""
+    return str(values) if len(values) <= 8 else f"{values[:8]} and {len(values) - 8} more"

@@ -17,7 +17,7 @@ from .backend.status import clear, combined, raise_for
 from .coords import CoordinateManager, CoordinateMapKey, default_manager
 from .coords.checks import check_coordinates, check_keys, manager_of
 from .coords.geometry import Triple, TripleLike, triple, whole
-from .errors import CapacityError, DTypeError, IdentityError, ShapeError, TracedOnHostError
+from .errors import CapacityError, DTypeError, IdentityError, ShapeError, TracedOnHostError, listed
 
 _LEAVES = "coords feats active_rows batch_counts status stride batch_size spatial_shape".split()
 
@@ -92,8 +92,8 @@ class SparseTensor(tuple):
         counts = host.view(batch_counts) if isinstance(batch_counts, mx.array) else batch_counts
         if counts is not None and not np.array_equal(counts, key.counts):
             raise ShapeError(
-                f"batch_counts {batch_counts} does not match the rows: {key.counts.tolist()}; items past "
-                "the last row's are named by batch_size="
+                f"batch_counts {batch_counts} does not match the rows: {listed(key.counts.tolist())}; items "
+                "past the last row's are named by batch_size="
             )
         return cls._of(key, feats)
 

@@ -9,7 +9,8 @@ from ..backend import executor
 from ..backend.autodiff import differentiable
 from ..backend.host import empty, view32
 from . import pooling_kernel
-from .norm import Spans, row_sums
+from .norm import row_sums
+from .spans import Spans
 
 
 def repeat_items(g: mx.array, order: np.ndarray | None, counts: np.ndarray, size: int) -> mx.array:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -20,38 +21,9 @@ from ..backend.autodiff import Gradient, differentiable
 from ..backend.host import empty, parallel, silent, to_mlx, view, view32
 from ..backend.kernel_norm import Running
 from . import norm_kernel
+from .spans import SHORT, TILE, Chunk, Spans
 
-CHUNK = 1 << 16  # values of one chunk
-TILE = 32  # rows that one vector operation spans, since a row alone is short
 SMALL = 1 << 17  # values that one thread does in about the time of waking another
-
-
-class Spans(NamedTuple):
-    """What shares its statistics: consecutive ranks, and channels of one group."""
-
-    order: np.ndarray | None  # (n,) row of each rank; None: the rank itself
-    counts: np.ndarray  # (S,) rows of each span
-    group: np.ndarray | None = None  # (C,) group number of each channel; None: each its own
-
-    @property
-    def total(self) -> int:
-        return int(self.counts.sum())
-
-    def chunks(self, channels: int) -> list[tuple[int, int, int]]:
-        """(span, first rank, last rank) of pieces that stay in cache."""
-        step = max(1, CHUNK // (max(channels, 1) * TILE)) * TILE
-        ends = np.cumsum(self.counts).tolist()
-        starts = [0, *ends[:-1]]
-        return [
-            (s, a, min(a + step, ends[s])) for s in range(len(ends)) for a in range(starts[s], ends[s], step)
-        ]
-
-    def pooled(self, per_channel: np.ndarray) -> np.ndarray:
-        """(S, C) with each channel's value replaced by the mean of its group."""
-        if self.group is None:
-            return per_channel
-        member = np.eye(int(self.group.max(initial=-1)) + 1)[self.group]  # (C, G)
-        return (per_channel @ member / member.sum(axis=0)) @ member.T
 
 
 def normalize(
@@ -68,18 +40,20 @@ def normalize(
     if executor() == "kernel":
         return norm_kernel.normalize(x, weight, bias, spans, eps)
     assert isinstance(spans, Spans)  # made where kernels run
+    number = len(spans.counts)
+    spans, which = spans.filled()
     with silent():
         mean, var = _statistics(view32(x), spans)
     rstd = 1 / np.sqrt(var + eps)
-    share = 1 / np.maximum(spans.counts, 1)[:, None]
+    share = 1 / spans.counts[:, None]
 
     def forward(x: mx.array, w: mx.array, b: mx.array) -> mx.array:
         scale = rstd * view32(w)
         # What float32 leaves of the mean goes into the shift.
-        vectors = [_tiled(v) for v in (mean, scale, view32(b) - _low(mean) * scale)]
+        vectors = [_Vectors(v, spans) for v in (mean, scale, view32(b) - _low(mean) * scale)]
 
-        def work(y: np.ndarray, s: int, x: np.ndarray) -> None:
-            centre, scale, shift = (v[s, : y.shape[1]] for v in vectors)
+        def work(y: np.ndarray, s: int | np.ndarray, x: np.ndarray) -> None:
+            centre, scale, shift = (v.of(s, y.shape[1]) for v in vectors)
             np.subtract(x, centre, out=y)
             y *= scale
             y += shift
@@ -96,10 +70,10 @@ def normalize(
         scale = rstd * view32(w)
         offset = rstd * spans.pooled(plain * view32(w)) * share
         slope = rstd**2 * spans.pooled(crossed * scale) * share
-        vectors = [_tiled(v) for v in (mean, -slope, scale, _low(mean) * slope - offset)]
+        vectors = [_Vectors(v, spans) for v in (mean, -slope, scale, _low(mean) * slope - offset)]
 
-        def work(dx: np.ndarray, s: int, x: np.ndarray, g: np.ndarray) -> None:
-            centre, slope, scale, offset = (v[s, : dx.shape[1]] for v in vectors)
+        def work(dx: np.ndarray, s: int | np.ndarray, x: np.ndarray, g: np.ndarray) -> None:
+            centre, slope, scale, offset = (v.of(s, dx.shape[1]) for v in vectors)
             np.subtract(x, centre, out=dx)
             dx *= slope
             dx += offset
@@ -109,7 +83,8 @@ def normalize(
 
     gradients = (input_gradient, *_affine_gradients(shared, rstd))
     y = differentiable("normalization", forward, gradients, x, weight, bias)
-    return y, to_mlx(mean.astype(np.float32)), to_mlx(var.astype(np.float32))
+    told = [to_mlx(_spread(v.astype(np.float32), which, number)) for v in (mean, var)]
+    return y, told[0], told[1]
 
 
 def normalize_all(
@@ -152,7 +127,7 @@ def normalize_rows(
     if executor() == "kernel":
         return norm_kernel.normalize_rows(x, weight, bias, count, eps, centre=centre)
     assert isinstance(count, int)  # the host knows it
-    rows = Spans(None, np.array([count]))
+    rows, _ = Spans(None, np.array([count])).filled()
     mean_of = np.full(channels, 1 / max(channels, 1), np.float32)
 
     def standard(x: np.ndarray, out: np.ndarray) -> np.ndarray:
@@ -169,7 +144,7 @@ def normalize_rows(
     def forward(x: mx.array, w: mx.array, b: mx.array) -> mx.array:
         scale, shift = view32(w), view32(b)
 
-        def work(y: np.ndarray, _: int, x: np.ndarray) -> None:
+        def work(y: np.ndarray, _: int | np.ndarray, x: np.ndarray) -> None:
             standard(x, y)
             y *= scale
             y += shift
@@ -179,11 +154,13 @@ def normalize_rows(
     def sums(ct: mx.array, x: mx.array) -> tuple[np.ndarray, np.ndarray]:
         source, g = view32(x), view32(ct)
 
-        def work(_: int, chunk: slice | np.ndarray, ones: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        def work(
+            _: int | np.ndarray, chunk: slice | np.ndarray, total: Total
+        ) -> tuple[np.ndarray, np.ndarray]:
             part = np.empty_like(source[chunk])
             standard(source[chunk], part)
             part *= g[chunk]
-            return ones @ g[chunk], ones @ part
+            return total(g[chunk]), total(part)
 
         plain, crossed = _reduce(work, rows, channels)
         return plain, crossed
@@ -193,7 +170,7 @@ def normalize_rows(
     def input_gradient(ct: mx.array, x: mx.array, w: mx.array, b: mx.array) -> mx.array:
         scale = view32(w)
 
-        def work(dx: np.ndarray, _: int, x: np.ndarray, g: np.ndarray) -> None:
+        def work(dx: np.ndarray, _: int | np.ndarray, x: np.ndarray, g: np.ndarray) -> None:
             unit = np.empty_like(dx)
             rstd = standard(x, unit)
             np.multiply(g, scale, out=dx)
@@ -212,11 +189,12 @@ def normalize_rows(
 
 def row_sums(x: np.ndarray, spans: Spans) -> np.ndarray:
     """Sum of each span's rows: (n, C) float32 -> (S, C) float64."""
+    filled, which = spans.filled()
 
-    def work(s: int, rows: slice | np.ndarray, ones: np.ndarray) -> tuple[np.ndarray]:
-        return (ones @ x[rows],)
+    def work(_: int | np.ndarray, rows: slice | np.ndarray, total: Total) -> tuple[np.ndarray]:
+        return (total(x[rows]),)
 
-    return _reduce(work, spans, x.shape[1])[0]
+    return _spread(_reduce(work, filled, x.shape[1])[0], which, len(spans.counts))
 
 
 # ---------------------------------------------------------------- parts
@@ -263,9 +241,15 @@ def _low(v: np.ndarray) -> np.ndarray:
     return v - v.astype(np.float32)
 
 
-def _tiled(v: np.ndarray) -> np.ndarray:
-    """(S, C) -> (S, TILE * C) float32."""
-    return np.tile(v.astype(np.float32), (1, TILE))
+class _Vectors:
+    """Values by span and channel as `_map` takes them: float32, side by side for rows of a long span."""
+
+    def __init__(self, values: np.ndarray, spans: Spans):
+        self.values, long = values.astype(np.float32), spans.counts > SHORT
+        self.place, self.wide = np.cumsum(long) - 1, np.tile(self.values[long], (1, TILE))
+
+    def of(self, s: int | np.ndarray, width: int) -> np.ndarray:
+        return self.wide[self.place[s], :width] if isinstance(s, int) else self.values[s]
 
 
 def _map(
@@ -273,7 +257,7 @@ def _map(
 ) -> mx.array:
     """Chunks of an output like sources[0], filled by ``work(out, span, *sources)``.
 
-    With `tile`, arrays come with several rows side by side, as `_tiled` vectors have them.
+    With `tile`, arrays of a long span come with several rows side by side, as `_Vectors` have them.
     """
     channels = sources[0].shape[1]
     out, y = empty(sources[0].shape, mx.float32)
@@ -282,9 +266,10 @@ def _map(
     order = spans.order
 
     def fill(i: int) -> None:
-        s, first, last = chunks[i]
-        rows = slice(first, last) if order is None else order[first:last]
-        shape = (-1, channels * math.gcd(last - first, TILE)) if tile else (-1, channels)
+        chunk = chunks[i]
+        rows, s = _rows_of(chunk, order), spans.number(chunk)
+        long = tile and isinstance(s, int)
+        shape = (-1, channels * math.gcd(chunk.last - chunk.first, TILE)) if long else (-1, channels)
         parts = [source[rows].reshape(shape) for source in sources]
         if order is None:
             work(y[rows].reshape(shape), s, *parts)
@@ -298,57 +283,76 @@ def _map(
     return out
 
 
+def _rows_of(chunk: Chunk, order: np.ndarray | None) -> slice | np.ndarray:
+    rows = slice(chunk.first, chunk.last)
+    return rows if order is None else order[rows]
+
+
+Total: TypeAlias = Callable[[np.ndarray], np.ndarray]
+
+
 def _reduce(
-    work: Callable[[int, slice | np.ndarray, np.ndarray], tuple[np.ndarray, ...]],
+    work: Callable[[int | np.ndarray, slice | np.ndarray, Total], tuple[np.ndarray, ...]],
     spans: Spans,
     channels: int,
 ) -> list[np.ndarray]:
-    """float64 sums (S, C) over each span's chunks; ``work(span, rows, ones)`` gives a chunk's."""
+    """float64 sums (S, C) over each span's chunks; ``work(span, rows, total)`` gives a chunk's."""
     chunks = spans.chunks(channels)
-    order = spans.order
     parts: list[tuple[np.ndarray, ...]] = [()] * len(chunks)
 
     def fill(i: int) -> None:
-        s, first, last = chunks[i]
-        rows = slice(first, last) if order is None else order[first:last]
-        parts[i] = work(s, rows, np.ones(last - first, np.float32))
+        chunk = chunks[i]
+        parts[i] = work(spans.number(chunk), _rows_of(chunk, spans.order), partial(spans.sums, chunk))
 
     parallel(fill, len(chunks), blas=True, small=spans.total * channels < SMALL)
     if not chunks:
-        return [np.zeros((len(spans.counts), channels))] * 2
-    return [_by_span(np.array(part, np.float64), chunks, spans) for part in zip(*parts)]
+        return [np.zeros((0, channels))] * 2
+    number = _numbers(chunks)
+    return [_by_span(np.concatenate(part).astype(np.float64), number) for part in zip(*parts)]
 
 
-def _by_span(parts: np.ndarray, chunks: list[tuple[int, int, int]], spans: Spans) -> np.ndarray:
-    ends = np.cumsum(np.bincount([s for s, _, _ in chunks], minlength=len(spans.counts)))
-    starts = [0, *ends[:-1]]
-    return np.array([parts[a:b].sum(axis=0) for a, b in zip(starts, ends)]).reshape(-1, parts.shape[1])
+def _numbers(chunks: list[Chunk]) -> np.ndarray:
+    """(P,) span of each part: of what a chunk gives for each of its spans."""
+    return np.array([s for chunk in chunks for s in range(chunk.start, chunk.stop)], np.int64)
+
+
+def _by_span(parts: np.ndarray, number: np.ndarray) -> np.ndarray:
+    """(P, C) -> (S, C) sums of each span's parts, in their order; every span has one."""
+    pieces = np.bincount(number)
+    ends = np.cumsum(pieces)
+    out = parts[ends - pieces]
+    for s in np.flatnonzero(pieces > 1).tolist():
+        out[s] = parts[ends[s] - pieces[s] : ends[s]].sum(axis=0)
+    return out
 
 
 def _statistics(x: np.ndarray, spans: Spans) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and biased variance (S, C) float64; zeros for a span without rows."""
+    """Mean and biased variance (S, C) float64 of spans that have rows."""
     channels = x.shape[1]
     chunks = spans.chunks(channels)
-    number = np.array([s for s, _, _ in chunks], np.int64)
-    rows = np.array([last - first for _, first, last in chunks], np.float64)[:, None]
-    centre, spread = np.zeros((2, len(chunks), channels))
-    order = spans.order
+    if not chunks:
+        return np.zeros((0, channels)), np.zeros((0, channels))
+    number = _numbers(chunks)
+    rows = np.concatenate([spans.rows(chunk) for chunk in chunks]).astype(np.float64)[:, None]
+    places = np.cumsum([0] + [chunk.stop - chunk.start for chunk in chunks]).tolist()
+    centre, spread = np.zeros((2, len(number), channels))
 
     def fill(i: int) -> None:
-        _, first, last = chunks[i]
-        part = x[first:last] if order is None else x[order[first:last]]
-        n = last - first
-        centre[i] = np.ones(n) @ part.astype(np.float64) / n
-        off = part - centre[i].astype(np.float32)
+        chunk, place = chunks[i], slice(places[i], places[i + 1])
+        part = x[_rows_of(chunk, spans.order)]
+        n, s = rows[place], spans.number(chunk)
+        middle = spans.sums(chunk, part.astype(np.float64)) / n
+        off = part - middle.astype(np.float32)[0 if isinstance(s, int) else s - chunk.start]
         off *= off
-        spread[i] = np.ones(n, np.float32) @ off - n * _low(centre[i]) ** 2
+        centre[place] = middle
+        spread[place] = spans.sums(chunk, off) - n * _low(middle) ** 2
 
     if channels:
         parallel(fill, len(chunks), blas=True, small=spans.total * channels < SMALL)
-    share = 1 / np.maximum(spans.counts, 1)[:, None]
-    mean = _by_span(centre * rows, chunks, spans) * share
+    share = 1 / spans.counts[:, None]
+    mean = _by_span(centre * rows, number) * share
     spread += rows * (centre - mean[number]) ** 2
-    var = _by_span(spread, chunks, spans) * share
+    var = _by_span(spread, number) * share
     if spans.group is not None:
         common = spans.pooled(mean)
         mean, var = common, spans.pooled(var + (mean - common) ** 2)
@@ -361,10 +365,17 @@ def _gradient_sums(
     """Sums of g and of g * (x - mean) by span: two (S, C) float64."""
     centre = mean.astype(np.float32)
 
-    def work(s: int, rows: slice | np.ndarray, ones: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def work(s: int | np.ndarray, rows: slice | np.ndarray, total: Total) -> tuple[np.ndarray, np.ndarray]:
         up, off = g[rows], x[rows] - centre[s]
         off *= up
-        return ones @ up, ones @ off
+        return total(up), total(off)
 
     plain, crossed = _reduce(work, spans, x.shape[1])
     return plain, crossed - _low(mean) * plain
+
+
+def _spread(values: np.ndarray, which: np.ndarray, spans: int) -> np.ndarray:
+    """(S, C) with values in the rows `which`, 0 in the others."""
+    out = np.zeros((spans, values.shape[1]), values.dtype)
+    out[which] = values
+    return out

@@ -17,6 +17,7 @@ from . import pooling_kernel
 from .device_map import DeviceMap
 from .gather_gemm import BLOCK, Scratch, add_rows, by_rank, for_each_block, reader
 from .neighbors import TapPairs, Windows
+from .spans import Spans, short_maxima, short_sums
 
 Relation: TypeAlias = "TapPairs | Windows | DeviceMap"
 Parts = list[tuple[int, np.ndarray, "slice | np.ndarray"]]
@@ -250,28 +251,30 @@ def batch_reduce(x: mx.array, order: np.ndarray | None, counts: np.ndarray, mode
     if executor() == "kernel":
         return pooling_kernel.batch_reduce(x, order, counts, mode)
     dtype = x.dtype
-    ends = np.concatenate(([0], np.cumsum(counts)))
-    total, items = int(ends[-1]), len(counts)
+    total, items = int(counts.sum()), len(counts)
+    spans, filled = Spans(None, counts).filled()
     winner: list[np.ndarray] = []
 
     def forward(x: mx.array) -> mx.array:
         values = by_rank(view32(x), order, total)
         out, y = empty((items, x.shape[1]), mx.float32)
         y[:] = 0
-        best = np.zeros((items, x.shape[1]), np.int64)
+        best = np.zeros((len(filled), x.shape[1]), np.int64)
+        runs = spans.runs(BLOCK)
 
-        def work(b: int) -> None:
-            part = values[ends[b] : ends[b + 1]]
-            if len(part) == 0:
+        def work(i: int) -> None:
+            run = runs[i]
+            here, part, rows = slice(run.start, run.stop), values[run.first : run.last], spans.rows(run)
+            if mode == "max":  # the first NaN, else the first maximum
+                found = short_maxima(part, rows) if spans.short(run) else np.argmax(part, axis=0)[None]
+                y[filled[here]] = np.take_along_axis(part, found, axis=0)
+                best[here] = found + run.first
                 return
-            if mode == "max":
-                best[b] = np.argmax(part, axis=0)  # the first NaN, else the first maximum
-                y[b] = np.take_along_axis(part, best[b][None], axis=0)[0]
-                best[b] += ends[b]
-            else:
-                y[b] = part.sum(axis=0, dtype=np.float64) / (len(part) if mode == "mean" else 1)
+            wide = part.astype(np.float64) if spans.short(run) else part
+            sums = short_sums(wide, rows) if spans.short(run) else part.sum(axis=0, dtype=np.float64)[None]
+            y[filled[here]] = sums / rows[:, None] if mode == "mean" else sums
 
-        parallel(work, items)
+        parallel(work, len(runs))
         winner[:] = [best]
         return out.astype(dtype)
 
@@ -281,8 +284,7 @@ def batch_reduce(x: mx.array, order: np.ndarray | None, counts: np.ndarray, mode
         dx[total:] = 0
         ranked = np.zeros((total, x.shape[1]), np.float32) if mode == "max" else None
         if ranked is not None:
-            filled = np.flatnonzero(counts)
-            ranked[winner[0][filled], np.arange(x.shape[1])] = g[filled]
+            ranked[winner[0], np.arange(x.shape[1])] = g[filled]
         else:
             share = g / np.maximum(counts, 1).astype(np.float32)[:, None] if mode == "mean" else g
             ranked = np.repeat(share, counts, axis=0)

@@ -17,6 +17,7 @@ from ..backend.kernel_norm import Running
 from ..backend.untrained import never_train
 from ..coords.geometry import whole
 from ..engine import norm, norm_kernel, pointwise
+from ..engine.spans import Spans
 from ..errors import MLXSparseError, ShapeError
 from ..ops.check import check_tensor
 from ..tensor import SparseTensor, require_same_key
@@ -290,10 +291,10 @@ def _check(x: SparseTensor, dims: int, layer: Module) -> None:
 
 
 def _by_item(x: SparseTensor, layer: GroupNorm | InstanceNorm, group: np.ndarray | None) -> SparseTensor:
-    spans: norm.Spans | norm_kernel.Items
+    spans: Spans | norm_kernel.Items
     if x.key.static:
         spans = norm_kernel.Items(x.key.items, group)
     else:
-        spans = norm.Spans(x.key.index.order, x.key.counts, group)
+        spans = Spans(x.key.index.order, x.key.counts, group)
     y, _, _ = norm.normalize(x.feats, layer.get("weight"), layer.get("bias"), spans, layer.eps)
     return x.replace(y)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -21,7 +20,7 @@ from ..engine import segment_attention
 from ..engine.curves import ORDERS
 from ..engine.rows import take_rows
 from ..engine.segments import Segments, Side
-from ..errors import DTypeError, MLXSparseError, ShapeError
+from ..errors import DTypeError, MLXSparseError, ShapeError, listed
 from ..tensor import FLOATS, SparseTensor
 from .check import check_tensor
 from .sort import checked_depth
@@ -271,12 +270,8 @@ def _offsets(name: str, offsets: Offsets, rows: int) -> np.ndarray:
         raise ShapeError(f"{name} must have shape (sequences + 1,), got {found.shape}")
     starts: np.ndarray = found.astype(np.int64)
     if starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] > rows:
-        raise ShapeError(f"{name} must rise from 0 to at most {rows} rows, got {_short(starts.tolist())}")
+        raise ShapeError(f"{name} must rise from 0 to at most {rows} rows, got {listed(starts.tolist())}")
     return starts
-
-
-def _short(values: Sequence[int]) -> str:
-    return str(list(values)) if len(values) <= 8 else f"[{values[0]}, {values[1]}, .., {values[-1]}]"
 
 
 @functools.lru_cache(maxsize=32)

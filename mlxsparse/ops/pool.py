@@ -12,7 +12,7 @@ from ..backend.status import EMPTY, report
 from ..coords import CoordinateMapKey, Kernel
 from ..coords.geometry import TripleLike
 from ..engine import pooling, pooling_kernel
-from ..errors import MLXSparseError
+from ..errors import MLXSparseError, listed
 from ..tensor import SparseTensor
 from .check import check_tensor
 from .conv import Target, output_key
@@ -102,9 +102,8 @@ def global_max_pool(x: SparseTensor, *, empty: float | None = None) -> mx.array:
         return mx.where(counts == 0, mx.array(empty or 0, x.dtype), _reduced(x, "max"))
     vacant = x.key.counts == 0
     if empty is None and vacant.any():
-        raise MLXSparseError(
-            f"global_max_pool: batch items {np.flatnonzero(vacant).tolist()} have no sites; pass empty=value"
-        )
+        items = listed(np.flatnonzero(vacant).tolist())
+        raise MLXSparseError(f"global_max_pool: batch items {items} have no sites; pass empty=value")
     y = _reduced(x, "max")
     if empty is not None and vacant.any():
         y = mx.where(mx.array(vacant)[:, None], mx.array(empty, y.dtype), y)

@@ -18,6 +18,7 @@ from mlxsparse.backend import library
 from mlxsparse.coords import groups
 from mlxsparse.coords.geometry import Kernel
 from mlxsparse.engine import dense, gather_gemm, interpolate, norm, pooling, rows, segment_attention
+from mlxsparse.engine.spans import Spans
 from mlxsparse.errors import TransformError
 from mlxsparse.models.minkunet import MinkUNet, ModelArgs
 from mlxsparse.tensor import SparseTensor
@@ -110,8 +111,8 @@ def operators(
     shares = np.where(corners < 0, 0, shares).astype(np.float32)
     f, w, b = x.feats, numbers(10, 5, taps, channels).astype(dtype), numbers(11, 5).astype(dtype)
     wide, gain, shift = numbers(12, 4, channels).astype(dtype), numbers(13, channels), numbers(14, channels)
-    items = norm.Spans(order, counts)
-    blocks = norm.Spans(order, counts, np.arange(channels) % 2)
+    items = Spans(order, counts)
+    blocks = Spans(order, counts, np.arange(channels) % 2)
     found: dict[str, tuple[Function, list[mx.array]]] = {
         "convolution": (lambda f, w, b: gather_gemm.convolve(f, w, b, subm, capacity, 1), [f, w, b]),
         "transposed": (lambda f, w: gather_gemm.convolve(f, w, None, subm.transposed(), capacity, 1), [f, w]),

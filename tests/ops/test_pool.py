@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxsparse import ops
+from mlxsparse import SparseTensor, ops
 from mlxsparse.backend import executor
 from mlxsparse.errors import CapacityError, MLXSparseError
 from mlxsparse.testing import invariants, oracle
@@ -155,6 +155,14 @@ def test_global_max_of_an_empty_item_raises():
     with pytest.raises(MLXSparseError, match="empty="):
         ops.global_max_pool(x)
     assert np.array(ops.global_max_pool(x, empty=0)).tolist() == [[0.0], [-2.0], [0.0]]
+
+
+def test_of_many_empty_items_the_first_are_named():
+    x = from_numpy([[999_999, 0, 0, 0]], [[-2.0]])
+    with pytest.raises(MLXSparseError, match=r"\[0, 1, 2, 3, 4, 5, 6, 7\] and 999991 more have no sites"):
+        ops.global_max_pool(x)
+    with pytest.raises(MLXSparseError, match=r"\[0, 0, 0, 0, 0, 0, 0, 0\] and 999992 more; items past"):
+        SparseTensor(np.array([[999_999, 0, 0, 0]], np.int32), x.feats, batch_counts=[1])
 
 
 def test_a_value_of_empty_items_is_a_number():
