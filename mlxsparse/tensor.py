@@ -31,8 +31,9 @@ class SparseTensor(tuple):
 
     Args:
         coords: int32 (capacity, 4), MLX or NumPy.
-        feats: float32, float16 or bfloat16 (capacity, C). An MLX array is kept, not copied: what is written
-            into it later (``feats[0] = 1``) is in the tensor too. Never write into `coords`.
+        feats: float32, float16 or bfloat16 (capacity, C). An MLX array is kept, not copied, unless there is
+            padding: what is written into it later (``feats[0] = 1``) is in the tensor too. Never write into
+            `coords`.
         stride: lattice units of the original lattice per unit of this one, (x, y, z).
         active_rows: number of rows that are sites; the rest is padding. Default: all.
         batch_size: number of batch items; default the largest batch number + 1. Empty ones are legal.
