@@ -3,8 +3,9 @@
 Sites and queries are put in one Hilbert order. Runs of LEAF sites of one batch item are leaves;
 every FAN boxes make a box of the next level. Runs of GROUP queries descend the tree together and
 keep the boxes that may hold one of their neighbours; the sites of the kept leaves are compared one
-by one. Distances are float64, ((x - qx)**2 + (y - qy)**2) + (z - qz)**2; a box's bound is rounded in
-the same steps, so it is never above the distance of a site in it and no neighbour is lost.
+by one. A box that lies in range as a whole, and holds none of the k nearest, is only counted.
+Distances are float64, ((x - qx)**2 + (y - qy)**2) + (z - qz)**2; a box's bounds are rounded in the
+same steps, so they are never above, or below, the distance of a site in it: no neighbour is lost.
 """
 
 from __future__ import annotations
@@ -77,7 +78,6 @@ def nearest(
     group_batch = batch[members[:, 0]]
     low, high = points.min(axis=1), points.max(axis=1)
     reach = np.full(len(queries), square)
-    lowering = k if square == np.inf else 0  # a count needs all sites within `square`
     if square == np.inf:
         place = np.cumsum(~is_query)[is_query]
         reach[query_order] = _first_bound(xyz, items, queries, batch, query_order, place, k)
@@ -88,17 +88,20 @@ def nearest(
     by_row = np.full((3, len(sites) + 1), np.inf)  # the last column is that of padding
     by_row[:, :-1] = sites[:, 1:].T
     padded = np.append(site_order, len(sites))
+    whole = np.zeros(len(members), np.int64)  # sites of boxes that are counted as a whole
 
     def work(i: int) -> None:
         part = np.arange(i * TASK, min((i + 1) * TASK, len(members)))
-        for groups, leaves in _descend(levels, part, low, high, group_batch, bound, lowering):
+        for groups, leaves in _descend(levels, part, low, high, group_batch, bound, k, square, whole):
             for first, counts in _blocks(groups):
                 group = groups[first]
                 rows = _candidates(leaves, first, counts, leaf_start, leaf_stop, padded)
                 step = GROUP if len(first) > 1 else max(1, CANDIDATES // rows.size)
                 for q in range(0, GROUP, step):
                     some = slice(q, q + step)
-                    _select(found, members[group, some], points[group, some], rows, by_row, k, reach)
+                    _select(
+                        found, members[group, some], points[group, some], rows, by_row, k, reach, whole[group]
+                    )
 
     parallel(work, -(-len(members) // TASK))
     return found
@@ -191,10 +194,14 @@ def _descend(
     batch: np.ndarray,
     bound: np.ndarray,
     k: int,
+    square: float,
+    whole: np.ndarray,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(groups, leaves) of the pairs that may hold a neighbour, groups ascending, block by block.
 
-    With k, a box of k sites or more lowers the bound of the groups that see it.
+    bound: the squared distance within which the k nearest of each group's queries lie; a box of k sites or
+    more lowers it. Within a finite `square`, sites past the bound are wanted too, for the counts: those of
+    boxes that lie within it as a whole are added to `whole` (G,).
     """
     boxes = np.arange(len(levels[-1].sites))
     stack = [(len(levels) - 1, np.repeat(groups, len(boxes)), np.tile(boxes, len(groups)))]
@@ -213,16 +220,23 @@ def _descend(
             gap += np.square(np.maximum(np.maximum(after, before), 0.0))
         item = batch[groups]
         same = (level.first_batch[boxes] <= item) & (level.last_batch[boxes] >= item)
-        near = np.flatnonzero(same & (gap <= bound[groups]))
-        groups, boxes = groups[near], boxes[near]
+        near = np.flatnonzero(same & (gap <= (bound[groups] if square == np.inf else square)))
+        groups, boxes, gap = groups[near], boxes[near], gap[near]
+        if depth:
+            _lower(bound, level, groups, boxes, low, high, k)
+        kept = gap <= bound[groups]
+        if square < np.inf:
+            past = np.flatnonzero(~kept)
+            far = _farthest(level, groups[past], boxes[past], low, high)
+            one = level.first_batch[boxes[past]] == level.last_batch[boxes[past]]
+            inner = one & (far <= square)
+            np.add.at(whole, groups[past[inner]], level.sites[boxes[past[inner]]])
+            kept[past] = ~inner
+        groups, boxes = groups[kept], boxes[kept]
         if depth == 0:
             if len(groups):
                 yield groups, boxes
             continue
-        if k:
-            _lower(bound, level, groups, boxes, low, high, k)
-            near = np.flatnonzero(gap[near] <= bound[groups])
-            groups, boxes = groups[near], boxes[near]
         children = boxes[:, None] * FAN + np.arange(FAN)
         there = children < len(levels[depth - 1].sites)
         stack.append((depth - 1, np.repeat(groups, FAN)[there.ravel()], children[there]))
@@ -242,14 +256,22 @@ def _lower(
     groups, boxes = groups[full], boxes[full]
     if len(groups) == 0:
         return
+    reach = _farthest(level, groups, boxes, low, high)
+    starts = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
+    at = groups[starts]
+    bound[at] = np.minimum(bound[at], np.minimum.reduceat(reach, starts))
+
+
+def _farthest(
+    level: Boxes, groups: np.ndarray, boxes: np.ndarray, low: np.ndarray, high: np.ndarray
+) -> np.ndarray:
+    """The squared distance within which all sites of a box lie of all queries of a group."""
     reach = np.zeros(len(groups))
     for axis in range(3):
         above = level.high[boxes, axis] - low[groups, axis]
         below = high[groups, axis] - level.low[boxes, axis]
         reach += np.square(np.maximum(above, below))
-    starts = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
-    at = groups[starts]
-    bound[at] = np.minimum(bound[at], np.minimum.reduceat(reach, starts))
+    return reach
 
 
 def _blocks(groups: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -294,10 +316,12 @@ def _select(
     by_row: np.ndarray,
     k: int,
     reach: np.ndarray,
+    whole: np.ndarray,
 ) -> None:
     """Write the k nearest of each query: members (g, q), points (g, q, 3), rows (g, m).
 
-    reach (Q,): the squared distance within which each query's neighbours lie.
+    reach (Q,): the squared distance within which each query's neighbours lie. whole (g,): sites in range that
+    are not among the rows.
     """
     squares = np.zeros((*members.shape, rows.shape[1]))
     for axis in range(3):
@@ -308,7 +332,7 @@ def _select(
     query = members.ravel()
     inside = squares <= reach[query, None]
     counts = np.count_nonzero(inside, axis=1)
-    found.counts[query] = counts
+    found.counts[query] = counts + np.repeat(whole, members.shape[1])
     if counts.max() > 4 * k + 16:
         inside &= squares <= np.partition(squares, k - 1, axis=1)[:, k - 1 : k]
         counts = np.count_nonzero(inside, axis=1)

@@ -127,6 +127,27 @@ def test_counts_are_complete_however_few_neighbours_are_listed(r):
         assert counts[q] == (squares <= r * r).sum() and rows[q, 0] == squares.argmin()
 
 
+@pytest.mark.parametrize("r", [400.0, 1e6, 2.0**59])
+def test_sites_far_within_a_wide_radius_are_counted_without_a_distance(r, monkeypatch):
+    """To compare each query with every site took seconds for 20,000 of them."""
+    compared, plain = [0], search._candidates
+
+    def counted(*args):
+        rows = plain(*args)
+        compared[0] += rows.size
+        return rows
+
+    monkeypatch.setattr(search, "_candidates", counted)
+    n = 2000
+    coords = np.zeros((2 * n, 4), int)
+    coords[n:, 0], coords[:, 1] = 2, np.tile(np.arange(n), 2)
+    rows, _, counts = (np.array(v) for v in ops.radius(tensor(coords), coords.astype(np.int32), r, 3))
+    along, reach = coords[:, 1], int(min(r, n))
+    assert (counts == np.minimum(along + reach, n - 1) - np.maximum(along - reach, 0) + 1).all()
+    assert (rows[:, 0] == np.arange(2 * n)).all()
+    assert compared[0] < 2 * n * 40
+
+
 @pytest.mark.parametrize("pairs", [8, 64])
 def test_small_blocks_change_nothing(pairs, monkeypatch):
     coords = surface(800)
