@@ -8,13 +8,12 @@ a gradient holds.
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
 import gc
+import itertools
 import sys
 import threading
 import types
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, wraps
 from typing import Any, NamedTuple, TypeAlias
@@ -27,7 +26,7 @@ from mlx.utils import tree_flatten
 from .backend import pace
 from .backend.autodiff import traced
 from .backend.status import is_clear
-from .coords import CoordinateMapKey
+from .coords import CoordinateManager, CoordinateMapKey
 from .errors import TransformError
 from .tensor import SparseTensor, sequence_like
 
@@ -37,11 +36,11 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
 
     `function` takes arrays, sparse tensors and modules, in lists, tuples or dicts. Gradients reach these and
     the trainable parameters of modules that `function` is, holds or names, also by way of other functions,
-    containers and objects. They do not reach arrays that it names: pass these as arguments. It runs a second
-    time for the gradient, with the random numbers of the first (`mx.random`'s global state) and without
-    moving the running statistics of a BatchNorm again; what else it changes it changes twice.
-    Raises TransformError for what is no function, where it returns neither array nor tensor, and where a
-    gradient is asked of a module that it runs without holding or naming it (one in a `threading.local`, say).
+    containers and attributes. They are lost for arrays that it names, and for modules that it gets in other
+    ways (`getattr` of a computed name, a weak reference, a `threading.local`): pass these as arguments. It
+    runs a second time for the gradient, with the random numbers of the first (`mx.random`'s global state) and
+    without moving the running statistics of a BatchNorm again; what else it changes it changes twice.
+    Raises TransformError for what is no function, and where it returns neither array nor tensor.
     """
     if not callable(function):
         raise TransformError(f"checkpoint takes a function or a module, got {type(function).__name__}")
@@ -53,13 +52,12 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
         _visit((args, kwargs), lambda x: keys.append((x.key, is_clear(x.status))))
         results: list[_Identity] = []
         drawn: list[mx.array] = []  # mx.random's state when `function` ran first
-        found = _modules((function, args, kwargs))
-        weights = _differentiated(found.values())
+        weights = _differentiated(_modules((function, args, kwargs)).values())
         args, kwargs = _covered((args, kwargs))
 
         def body(parameters: Sequence[mx.array], args: Any, kwargs: Any) -> Any:
             args, kwargs = _restore((args, kwargs), iter(keys))
-            with _compared(function, found), _put_in(weights, parameters), _again(drawn):
+            with _put_in(weights, parameters), _again(drawn):
                 result = function(*args, **kwargs)
             leaves: list[tuple[str, Any]] = tree_flatten([result])  # type: ignore[assignment]
             if not any(isinstance(a, mx.array) for _, a in leaves):  # MLX crashes
@@ -106,115 +104,83 @@ def _weights(place: Any, key: Any) -> Iterator[_Weight]:
             yield from _weights(value, within)
 
 
+_LEAVES = (mx.array, np.ndarray, SparseTensor, CoordinateMapKey, CoordinateManager, str, bytes, int, float)
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+_HOLDERS = (  # of other objects, under no name
+    types.MethodType, types.CellType, staticmethod, classmethod, property, partial, functools.cached_property,
+    type(functools.lru_cache(len)),
+)  # fmt: skip
+_LIBRARIES = {"mlx", "mlxsparse", "numpy", *sys.stdlib_module_names}
+
+
 def _modules(roots: Iterable[Any]) -> dict[int, mlx.nn.Module]:
     """By id, the modules that functions and arguments hold or name, at any depth.
 
-    Looked at is what Python's collector sees of an object, and of functions and classes that are no library's
-    the globals that they name. Of long lists only a part: `_compared` tells of the rest.
+    Followed are containers, closures, defaults, bound arguments, what is wrapped, and what code names:
+    globals, Python modules, and of other objects attributes. Code is that of functions of no library.
     """
-    held: dict[int, Any] = {}
-    waiting = deque(roots)
     found: dict[int, mlx.nn.Module] = {}
-    for _ in range(_LOOKED_AT):
-        if not waiting:
-            break
-        value = waiting.popleft()
-        if isinstance(value, _LEAVES) or id(value) in held or not gc.is_tracked(value):
-            continue
-        held[id(value)] = value
-        if isinstance(value, mlx.nn.Module):  # first of all the parts of modules
-            found[id(value)] = value
-            waiting.extendleft(gc.get_referents(value))
-        elif isinstance(value, types.FunctionType):
-            waiting += (value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__)
-            if not _of_a_library(value.__globals__.get("__name__")):  # __module__ is that of what it wraps
-                waiting += _named(value)
-        elif not (isinstance(value, type) and _of_a_library(value.__module__)):
-            waiting += gc.get_referents(value)[:1000]
+    seen: dict[int, Any] = {}
+    objects: list[Any] = []  # that may have attributes that code names
+    names, known, waiting = {"__call__", "__wrapped__"}, 0, list(roots)
+    while len(names) > known:
+        known = len(names)
+        for value in objects:
+            waiting += _attributes(value, names)
+        while waiting:
+            value = waiting.pop()
+            kind = type(value)  # of a proxy too, which may say another class
+            if issubclass(kind, _LEAVES) or id(value) in seen:
+                continue
+            seen[id(value)] = value
+            if issubclass(kind, mlx.nn.Module):
+                found[id(value)] = value
+            if issubclass(kind, _CONTAINERS):
+                parts = dict.values(value) if issubclass(kind, dict) else value
+                waiting += itertools.islice(parts, 1000)  # longer ones are data
+            if kind is types.FunctionType:
+                waiting += (value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__)
+                if not _of_a_library(value.__globals__.get("__name__")):  # __module__ may be a wrapped one's
+                    own = _names(value.__code__)
+                    names |= own
+                    for space in (value.__globals__, sys.modules):
+                        waiting += [space[name] for name in own & space.keys()]
+            elif kind in _HOLDERS or kind.__module__.partition(".")[0] in ("mlx", "mlxsparse"):
+                waiting += gc.get_referents(value)
+            elif kind not in _CONTAINERS:
+                waiting += _attributes(value, names)
+                objects.append(value)
     return found
 
 
-_LOOKED_AT = 50_000  # references, in some ten milliseconds
-_LEAVES = (mx.array, np.ndarray, SparseTensor, CoordinateMapKey, types.ModuleType, types.CodeType)
-_LIBRARIES = {"mlx", "mlxsparse", "numpy", *sys.stdlib_module_names}
+def _attributes(value: Any, names: set[str]) -> Iterator[Any]:
+    """What an object and its class have under these names; nothing of the object's own runs."""
+    if issubclass(type(value), types.ModuleType):
+        spaces: list[Any] = [] if _of_a_library(value.__name__) else [vars(value)]
+    else:
+        classes = value.__mro__ if issubclass(type(value), type) else type(value).__mro__
+        spaces = [vars(c) for c in classes if not _of_a_library(c.__module__)]
+        with contextlib.suppress(AttributeError):
+            spaces.append(object.__getattribute__(value, "__dict__"))
+    for space in spaces:
+        for name in names & space.keys():
+            part = space[name]
+            if isinstance(part, types.MemberDescriptorType):  # of a slot
+                with contextlib.suppress(AttributeError, TypeError):  # not set; of a class
+                    yield part.__get__(value)
+            else:
+                yield part
 
 
 def _of_a_library(name: Any) -> bool:
     return isinstance(name, str) and name.partition(".")[0] in _LIBRARIES
 
 
-def _named(function: types.FunctionType) -> Iterator[Any]:
-    """The globals that a function names, also those of Python modules that it names or imports."""
-    loaded, names = _names(function.__code__)
-    spaces = [(function.__globals__, loaded), (sys.modules, names)]
-    entered: set[str] = set()
-    for space, wanted in spaces:
-        for value in [space[name] for name in wanted & space.keys()]:
-            if not isinstance(value, types.ModuleType):
-                yield value
-            elif not _of_a_library(value.__name__) and value.__name__ not in entered:
-                entered.add(value.__name__)
-                spaces.append((vars(value), names))
-
-
 @functools.lru_cache(maxsize=4096)
-def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """Names of globals, and these with those of attributes; also of functions and comprehensions inside."""
-    loaded = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            inner = _names(constant)
-            loaded |= inner[0]
-            names |= inner[1]
-    return frozenset(loaded), frozenset(names)
-
-
-_all_found: set[Any] = set()  # functions that ran no module but those that were found
-
-
-@contextlib.contextmanager
-def _compared(function: Any, found: dict[int, mlx.nn.Module]) -> Iterator[None]:
-    """Raise TransformError where a gradient is asked of modules that run inside and were not found.
-
-    Which run Python's profiler tells, in about the time of the run itself: once for a function in the source.
-    """
-    source = _source(function)
-    if source in _all_found or sys.getprofile() is not None:  # also that of a checkpoint around this one
-        yield
-        return
-    ran: dict[int, mlx.nn.Module] = {}
-
-    def note(frame: types.FrameType, event: str, _: Any) -> None:
-        if event == "call":  # local variables are then the arguments and those of closures
-            ran.update((id(a), a) for a in frame.f_locals.values() if isinstance(a, mlx.nn.Module))
-
-    sys.setprofile(note)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
-    missed = [module for known, module in ran.items() if known not in found]
-    for module in missed:
-        if _differentiated([module]):
-            raise TransformError(
-                f"checkpoint: a gradient is asked of a {type(module).__name__} that {_name(function)} runs "
-                "but neither holds nor names, so that it would be zero; give the module as an argument"
-            )
-    if not missed:
-        _all_found.add(source)
-
-
-def _source(function: Any) -> tuple[Any, ...]:
-    """The same for a function that is made again, by a loss in every step."""
-    parts: list[Any] = []
-    while function is not None and len(parts) < 100:
-        plain = function.func if isinstance(function, partial) else function
-        plain = getattr(plain, "__func__", plain)
-        named = id(plain) if isinstance(plain, mlx.nn.Module) else getattr(plain, "__code__", type(plain))
-        parts.append(plain if isinstance(plain, type) else named)
-        function = getattr(plain, "__wrapped__", None)
-    return tuple(parts)
+def _names(code: types.CodeType) -> frozenset[str]:
+    """Names that are no local variables, also those of functions and comprehensions inside."""
+    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return frozenset(code.co_names).union(*inner)
 
 
 def _name(function: Any) -> str:
