@@ -264,15 +264,16 @@ def batch_reduce(x: mx.array, order: np.ndarray | None, counts: np.ndarray, mode
 
         def work(i: int) -> None:
             run = runs[i]
-            here, part, rows = slice(run.start, run.stop), values[run.first : run.last], spans.rows(run)
+            here, part, rows = slice(run.start, run.stop), values[run.first : run.last], run.last - run.first
             if mode == "max":  # the first NaN, else the first maximum
-                found = short_maxima(part, rows) if spans.short(run) else np.argmax(part, axis=0)[None]
+                found = short_maxima(part, spans.rows(run)) if run.short else np.argmax(part, axis=0)[None]
                 y[filled[here]] = np.take_along_axis(part, found, axis=0)
                 best[here] = found + run.first
-                return
-            wide = part.astype(np.float64) if spans.short(run) else part
-            sums = short_sums(wide, rows) if spans.short(run) else part.sum(axis=0, dtype=np.float64)[None]
-            y[filled[here]] = sums / rows[:, None] if mode == "mean" else sums
+            elif run.short:
+                sums, each = short_sums(part.astype(np.float64), spans.rows(run)), spans.rows(run)[:, None]
+                y[filled[here]] = sums / each if mode == "mean" else sums
+            else:
+                y[filled[run.start]] = part.sum(axis=0, dtype=np.float64) / (rows if mode == "mean" else 1)
 
         parallel(work, len(runs))
         winner[:] = [best]

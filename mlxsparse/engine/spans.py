@@ -12,7 +12,7 @@ import numpy as np
 
 CHUNK = 1 << 16  # values of one chunk
 TILE = 32  # rows that one vector operation spans, since a row alone is short
-SHORT = 32  # rows of a span that is worked on beside others
+SHORT = 64  # rows of a span that is worked on beside others
 
 
 class Chunk(NamedTuple):
@@ -22,6 +22,7 @@ class Chunk(NamedTuple):
     stop: int  # span after the last one
     first: int  # rank
     last: int
+    short: bool  # whole short spans
 
 
 class Spans(NamedTuple):
@@ -47,7 +48,7 @@ class Spans(NamedTuple):
         place = np.where(short, starts // rows, -1)
         heads = np.flatnonzero(~short | (place != np.append([-1], place[:-1])))
         stops = np.append(heads[1:], len(ends))[: len(heads)]
-        edges = heads, stops, starts[heads], ends[stops - 1]
+        edges = heads, stops, starts[heads], ends[stops - 1], short[heads]
         return [Chunk(*edge) for edge in zip(*(edge.tolist() for edge in edges))]
 
     def chunks(self, channels: int) -> list[Chunk]:
@@ -55,32 +56,28 @@ class Spans(NamedTuple):
         step = max(1, CHUNK // (max(channels, 1) * TILE)) * TILE
         found = []
         for run in self.runs(step):
-            if self.short(run):
+            if run.short or run.last - run.first <= step:
                 found.append(run)
             else:
                 firsts = range(run.first, run.last, step)
                 found += [run._replace(first=a, last=min(a + step, run.last)) for a in firsts]
         return found
 
-    def short(self, chunk: Chunk) -> bool:
-        """Whether a chunk is of whole short spans."""
-        return bool(self.counts[chunk.start] <= SHORT)
-
     def rows(self, chunk: Chunk) -> np.ndarray:
         """(k,) rows of each span that a chunk holds."""
-        if not self.short(chunk):
+        if not chunk.short:
             return np.array([chunk.last - chunk.first])
         return self.counts[chunk.start : chunk.stop]
 
     def number(self, chunk: Chunk) -> int | np.ndarray:
         """The span of a chunk, of several the span of each row."""
-        if not self.short(chunk):
+        if not chunk.short:
             return chunk.start
         return np.repeat(np.arange(chunk.start, chunk.stop), self.rows(chunk))
 
     def sums(self, chunk: Chunk, values: np.ndarray) -> np.ndarray:
         """(n, C) of a chunk's rows -> (k, C) sums of its spans, in the type of the values."""
-        if not self.short(chunk):
+        if not chunk.short:
             return (np.ones(len(values), values.dtype) @ values)[None]
         return short_sums(values, self.rows(chunk))
 
