@@ -68,6 +68,19 @@ def test_linear_on_a_sparse_tensor():
     assert np.isfinite(np.array(gradient["weight"])).all()
 
 
+def test_the_host_computes_no_padding_rows(monkeypatch):
+    from mlxsparse.blocksparse import modules
+
+    rows, product = [], modules.dds
+    monkeypatch.setattr(modules, "dds", lambda x, *a: rows.append(x.shape[2]) or product(x, *a))
+    with mx.stream(mx.cpu):
+        layer, x = BlockSparseLinear(8, 4, 4, np.array([[True], [False]])), sites(8)
+        for wide in (x.with_capacity(x.capacity + 9), poisoned(x, 9)):
+            y = layer(wide)
+            close(y.feats, np.pad(layer(x).feats, ((0, 9), (0, 0))))
+    assert rows == [x.capacity] * 4
+
+
 def test_update_layout_carries_surviving_blocks():
     mask = np.array([[True, False], [True, True]])
     layer = BlockSparseLinear(8, 8, 4, mask)
