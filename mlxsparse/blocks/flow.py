@@ -3,16 +3,17 @@
 Every channel that a layer makes gets a label, a number that the features then carry: a concatenation
 puts labels side by side by itself, a residual sum makes the labels of its two sides one (union-find), a
 layer that reads channels notes the labels. What no label survives is probed (probe.py), and refused by name
-if a channel then comes from none or several. A function of arrays
-may still let the labels of one operand through (a maximum, a gate): runs with half of the labels negative
-must then find the others where they were. What is to be cut is tried first: without these labels, the
-run must find all others (`runs_without`).
+if a channel then comes from none or several. A function of arrays may still let the labels of one operand
+through (a maximum, a gate): runs with values of several scales and both signs must then find each channel to
+follow from one label alone. What is to be cut is tried first: without these labels, the run must find all
+others (`runs_without`).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import mlx.core as mx
@@ -26,14 +27,15 @@ from ..errors import CouplingError, DTypeError, MLXSparseError
 from ..nn.conv import NormalizedConv3d, _Conv
 from ..nn.masked import plainly_called
 from ..tensor import SparseTensor, sequence_like
-from .labels import Diverged, Flow, Lost, Narrow, Signed, Use, Wire
-from .probe import probed
+from .labels import Diverged, Flow, Lost, Narrow, Use, Wire
+from .probe import at_all_scales, probed
 
 PER_CHANNEL = (nn.BatchNorm, nn.InstanceNorm)  # parameters a channel, channels apart
 MIXING = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.GLU, nn.Softmax, nn.LogSoftmax, nn.Softmin)
 LINEAR = (nn.Linear, mlx.nn.Linear)
 STORED = (nn.BlockSparseConv3d, nn.BlockSparseLinear)
 Sample: TypeAlias = "SparseTensor | mx.array | tuple[Any, ...]"  # one argument of a model, or all of them
+SOME = 4  # runs with other values that are repeated without what is cut
 KNOWN = (_Conv, *LINEAR, *PER_CHANNEL, *MIXING, nn.SqueezeExcitation, nn.PReLU)
 
 
@@ -52,11 +54,12 @@ def trace(model: Module, sample: Sample) -> Flow:
            for a in arguments(sample) if isinstance(a, (SparseTensor, mx.array))):  # fmt: skip
         raise MLXSparseError("sample has no site or row: the model's channels are found by running it on one")
     flow = Flow()
+    follow = partial(_follow, model, sample)
     try:
         try:
-            _follow(model, sample, flow)
+            follow(flow)
         except Lost:
-            flow = probed(lambda flow: _follow(model, sample, flow))
+            flow = probed(follow)
     except CouplingError:
         raise
     except Exception as error:  # whatever the model's own code does with what stands for its layers
@@ -64,16 +67,7 @@ def trace(model: Module, sample: Sample) -> Flow:
             f"the model does not run on labels in place of features, which finds its channels: {error!r}"
         ) from error
     if flow._loose:
-        # Bit b of the labels' numbers, and its complement: any two labels have unlike signs both ways round.
-        numbers = np.arange(len(flow._parent))
-        for bit in range(len(numbers).bit_length()):
-            for negative in (0, 1):
-                try:
-                    _follow(model, sample, Signed(flow, (numbers >> bit & 1) == negative))
-                except CouplingError:
-                    raise
-                except (Diverged, ValueError, IndexError):
-                    pass  # features choose its sites or its way: this run says nothing
+        flow._scaled = at_all_scales(follow, flow)[-SOME:]
     return flow
 
 
@@ -82,15 +76,16 @@ def runs_without(model: Module, sample: Sample, flow: Flow, gone: set[int]) -> s
 
     Its own code may know channels by their places, as in a slice, or have arrays of a value a channel.
     """
-    narrow = Narrow(flow, gone)
-    try:
-        _follow(model, sample, narrow)
-    except Diverged:
-        pass
-    except CouplingError as error:
-        return str(error)
-    except Exception as error:
-        return f"what comes after {narrow.last or 'the input'} fails: {error}"
+    for first in (flow, *flow._scaled):
+        narrow = Narrow(first, gone)
+        try:
+            _follow(model, sample, narrow)
+        except Diverged:
+            pass
+        except CouplingError as error:
+            return str(error)
+        except Exception as error:
+            return f"what comes after {narrow.last or 'the input'} fails: {error}"
     return None
 
 
@@ -202,7 +197,8 @@ class _Reads:
         row = flow.codes(self.made)
         if not isinstance(x, SparseTensor):
             return mx.broadcast_to(row, (*x.shape[:-1], row.shape[-1]))
-        key = x.key if isinstance(module, LINEAR) else _slim(module)(_ones(x), *args, **kwargs).key
+        same = isinstance(module, (*LINEAR, nn.SubmConv3d))  # sites
+        key = x.key if same else _slim(module)(_ones(x), *args, **kwargs).key
         return Wire.of(flow, key, row)
 
 

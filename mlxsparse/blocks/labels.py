@@ -38,7 +38,9 @@ class Flow:
     # What labels_of found, where, and in which values.
     _read: list[tuple[str, list[int], np.ndarray]] = field(default_factory=list)
     _loose: bool = False  # some of it came through functions of arrays
+    _near: tuple[float, float] = 0.0, 0.0  # how far, of it and in itself, fewer channels may be from it
     _scale: float = 1.0  # of the codes
+    _scaled: list[Flow] = field(default_factory=list)  # runs with values of several scales (probe.py)
 
     def root(self, label: int) -> int:
         while self._parent[label] != label:
@@ -89,38 +91,13 @@ class Flow:
         return labels
 
 
-class Signed(Flow):
-    """A second run, in which some labels have negative codes: each place must hold what it held in `first`.
-
-    At a place of a positive label nothing may change. A negative one may become anything, as in a ReLU, but
-    for another label.
-    """
-
-    def __init__(self, first: Flow, negative: np.ndarray):
-        super().__init__()
-        self._first, self._negative = iter(first._read), negative
-
-    def codes(self, labels: list[int]) -> mx.array:
-        return mx.where(mx.array(self._negative[labels]), -1, 1) * super().codes(labels)
-
-    def labels_of(self, x: Any, where: str) -> list[int]:
-        place, labels, _ = next(self._first, ("", [], None))
-        rows = rows_of(x)
-        if place != where or rows.shape[1] != len(labels):
-            raise Diverged
-        codes = np.array([self._code_of[label] for label in labels], np.float32)
-        other = np.isin(np.abs(rows), list(self._codes)) & (np.abs(rows) != codes)
-        if not np.where(self._negative[labels], ~other, rows == codes).all():
-            raise lost(where)
-        return labels
-
-
 class Known(Flow):
     """A run in which each place is known to hold some labels, whatever the values are (probe.py)."""
 
     def __init__(self, reads: list[tuple[str, list[int]]]):
         super().__init__()
-        self._reads, self._scale = iter(reads), 2.0**-23  # so that no function makes all of them one value
+        self._reads, self._near, self._loose = iter(reads), (1e-5, 0.0), True
+        self._scale = 2.0**-23  # so that no function makes all of them one value
 
     def labels_of(self, x: Any, where: str) -> list[int]:
         place, labels = next(self._reads, ("", []))
@@ -136,12 +113,12 @@ class Narrow(Flow):
 
     def __init__(self, first: Flow, gone: set[int]):
         super().__init__()
-        self._first, self._gone, self._scale = iter(first._read), gone, first._scale
-        self._near = 1e-5 if isinstance(first, Known) else 0.0  # a function may round by a channel's place
+        self._flow, self._first, self._gone = first, iter(first._read), gone
+        self._near = first._near  # a function may round by a channel's place
         self.last = ""  # the place that was come to last
 
     def codes(self, labels: list[int]) -> mx.array:
-        return super().codes([label for label in labels if label not in self._gone])
+        return self._flow.codes([label for label in labels if label not in self._gone])
 
     def labels_of(self, x: Any, where: str) -> list[int]:
         place, labels, values = next(self._first, ("", [], np.zeros(0)))
@@ -149,7 +126,7 @@ class Narrow(Flow):
             raise Diverged
         wanted = values[[label not in self._gone for label in labels]]
         rows = rows_of(x)
-        if rows.shape[1] != len(wanted) or not np.allclose(rows, wanted, self._near, 0, equal_nan=True):
+        if rows.shape[1] != len(wanted) or not np.allclose(rows, wanted, *self._near, equal_nan=True):
             raise CouplingError(f"{where} then gets other channels than those that stay")
         self.last = where
         return labels

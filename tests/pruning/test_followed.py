@@ -80,6 +80,15 @@ REFUSED = {
     "rows": on_feats(lambda f: mx.tanh(f) * mx.arange(len(f))[:, None]),
     "array a channel": lambda m, y: y.replace(mx.tanh(y.feats) * m.gamma),
     "slice": on_feats(lambda f: mx.tanh(f[:, :4])),
+    # At some scales alone, and between labels that survive (`clipped`).
+    "norm from 10 on": on_feats(lambda f: f * mx.minimum(1, 10 / mx.linalg.norm(f, axis=1, keepdims=True))),
+    "norm up to 10": on_feats(lambda f: f * mx.maximum(1, 10 / mx.linalg.norm(f, axis=1, keepdims=True))),
+    "gate from 2.5 on": on_feats(lambda f: mx.where(f[:, -1:] > 2.5, mx.sin(2 * f), mx.sin(f))),
+    "gate to -50": on_feats(lambda f: mx.where(f[:, :1] < -50, mx.tanh(f), mx.maximum(f, 0))),
+    "gate of a mean": on_feats(lambda f: mx.where(f.mean(axis=1, keepdims=True) > 0.01, mx.tanh(f), f)),
+    "capped by the largest": on_feats(lambda f: mx.exp(f - mx.maximum(f.max(axis=1, keepdims=True) - 5, 0))),
+    "clipped": on_feats(lambda f: mx.maximum(f, mx.minimum(f[:, :1], -5))),
+    "number of channels": on_feats(lambda f: mx.where(mx.abs(f) > 50, f * f.shape[1], mx.tanh(f))),
 }
 
 
@@ -90,6 +99,44 @@ def test_functions_of_several_channels_and_of_places_are_refused(name):
     with pytest.raises(CouplingError, match=NAMED):
         Pruner("channels", 0.5, sample=sample).attach(model)
     assert not any("_keep" in name for layer in model.modules() for name in layer)
+
+
+def test_compress_keeps_what_a_clipped_norm_reads():
+    model = Net(REFUSED["norm from 10 on"])
+    model.c.weight = mx.where(mx.arange(WIDTH) < 4, model.c.weight, 0)
+    with pytest.raises(CouplingError, match="nothing to compress"):
+        compress(model, sample=example(model, 3))
+
+
+SILENT = {
+    "NaN": mx.log,
+    "overflow": lambda f: mx.exp(mx.exp(f)),
+    "overflow of fp16": lambda f: mx.square(f.astype(mx.float16)),
+    "infinite": lambda f: 1 / mx.maximum(f, 0),
+    "0 when small": lambda f: mx.where(mx.abs(f) < 0.5, 0, f),
+    "0 when large": lambda f: mx.where(mx.abs(f) > 0.9, 0, f),
+    "large sine": lambda f: mx.sin(300 * f),
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_functions_that_say_nothing_at_some_scales_are_followed(name):
+    model = Net(on_feats(SILENT[name]))
+    x = example(model)
+    assert {group.name: group.fixed for group in channel_groups(model, x)}["a"] is None
+    Pruner("channels", 0.5, sample=x).attach(model)
+    assert "weight_keep" in model.a
+
+
+def test_functions_that_run_on_labels_alone_are_refused():
+    def large(f):
+        if f.max() < 10_000:
+            raise ArithmeticError("small")
+        return mx.maximum(f, 0)
+
+    model = Net(on_feats(large))
+    with pytest.raises(CouplingError, match="does not run on values from -1000 to 1000 .*small"):
+        channel_groups(model)
 
 
 def test_the_order_of_channels_is_found():
@@ -120,7 +167,8 @@ def test_a_run_costs_a_logarithm_of_the_channels(monkeypatch):
     monkeypatch.setattr(flow, "_follow", lambda *a: runs.append(a) or follow(*a))
     flow.trace(Net(FOLLOWED["tanh"]), example(Net(None)))
     labels = 4 + 3 * WIDTH + 3
-    assert len(runs) == 3 + 2 * labels.bit_length()
+    # Labels; probes and what they found; each of 6 scales, and large ones of both signs beside others.
+    assert len(runs) == 1 + 2 + 2 * labels.bit_length() + 6 + 4 * labels.bit_length()
 
 
 class Crossed(mlx.nn.Module):
