@@ -65,7 +65,10 @@ def read_npz(path: str | os.PathLike[str]) -> PointCloud:
     }
     for name in _classes(arrays, len(points)):
         labels = arrays[name].reshape(-1)
-        if not np.array_equal(fields.setdefault("label", labels), labels):
+        known = fields.setdefault("label", labels)
+        # NaN, no label, is the same in both.
+        floats = known.dtype.kind == labels.dtype.kind == "f"
+        if known is not labels and not np.array_equal(known, labels, equal_nan=floats):
             raise PointCloudError(
                 f"{path!r} has both label and labels, and they differ; remove the one that is not the class"
             )
