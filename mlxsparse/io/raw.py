@@ -27,9 +27,10 @@ def read_bin(path: str | os.PathLike[str], columns: Sequence[str] | None = None)
 
     columns: the names of the columns, where they are others: ("x", "y", "z", "intensity", "time").
     Where X.label lies beside X.bin, or in ../labels (SemanticKITTI), the fields label (the lower 16 bits) and
-    instance (the upper 16) are read too. Points without a finite position are kept; PointCloudError where
-    most have none, one is farther off than a sensor sees, or intensities are none; with `columns`, only
-    where the size or the names do not fit. The detail "guessed" stands where nothing but the size told.
+    instance (the upper 16) are read too; their number says whether there are 4 or 5 columns. Points without
+    a finite position are kept; PointCloudError where most have none, one is farther off than a sensor sees,
+    or intensities are none and no .label fits; with `columns`, only where the size or the names do not fit.
+    The detail "guessed" stands where nothing but the size told.
     """
     path = os.fspath(path)
     if columns is not None and (len(set(columns)) != len(columns) or not {"x", "y", "z"} <= set(columns)):
@@ -46,16 +47,18 @@ def read_bin(path: str | os.PathLike[str], columns: Sequence[str] | None = None)
     except (OSError, MemoryError) as error:
         raise PointCloudError(f"cannot read {path!r}: {error}") from error
     named = path.lower().endswith(".pcd.bin")
-    five = columns is None and 5 in widths and (named or _has_rings(values))
-    names = tuple(columns or ("x", "y", "z", "intensity", "ring")[: 5 if five else 4])
     place = _labels_place(Path(path))
+    codes = b"" if place is None else _codes(place, Path(path).name)
+    fitting = [c for c in widths if len(codes) * c == size] if columns is None and size else []
+    five = fitting == [5] or (not fitting and 5 in widths and (named or _has_rings(values)))
+    names = tuple(columns or ("x", "y", "z", "intensity", "ring")[: 5 if five else 4])
     if columns is None:
-        _check(values, len(names) if len(names) in widths else 5, path)
+        _check(values, len(names) if len(names) in widths else 5, path, told=bool(fitting))
     table = values.reshape(-1, len(names))
     fields = {
         name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(names) if name not in ("x", "y", "z")
     }
-    fields.update({} if place is None else _labels_of(place, Path(path).name, len(table)))
+    fields.update({} if place is None else _labels_of(codes, place, len(table)))
     told = five or columns is not None or place is not None
     details = {"columns": " ".join(names) + ", float32"}
     details.update({} if told else {"guessed": "the columns, by the size of the file"})
@@ -65,8 +68,11 @@ def read_bin(path: str | os.PathLike[str], columns: Sequence[str] | None = None)
     return PointCloud(points, fields, source=table, path=path, format=kind, details=details)
 
 
-def _check(values: np.ndarray, width: int, path: str) -> None:
-    """PointCloudError where `values` are surely no rows of KITTI's or nuScenes' `width` columns."""
+def _check(values: np.ndarray, width: int, path: str, *, told: bool) -> None:
+    """PointCloudError where `values` are surely no rows of KITTI's or nuScenes' `width` columns.
+
+    told: a .label says the width, so intensities may be negative (decibels), and rings anything.
+    """
     table = values.reshape(-1, width)
     finite = np.isfinite(table[:, :3]).all(axis=1)
     lost, far = int((~finite).sum()), int((np.abs(table[finite, :3]) >= _FARTHEST).any(axis=1).sum())
@@ -76,6 +82,8 @@ def _check(values: np.ndarray, width: int, path: str) -> None:
     if far or 2 * lost > len(table):  # a few lost ones are pulses that did not come back
         kind = f"beyond {_FARTHEST:.0f} m" if far else "not finite"
         what = f"{far or lost} of {len(table)} positions are {kind}"
+    elif told:
+        return
     elif 100 * wrong > len(table):
         what = f"{wrong} of {len(table)} intensities are not within 0 to {_MAX_INTENSITY}"
     elif width == 5 and not (path.lower().endswith(".pcd.bin") or _has_rings(values)):
@@ -99,13 +107,16 @@ def _labels_place(path: Path) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
-def _labels_of(place: Path, cloud: str, count: int) -> dict[str, np.ndarray]:
+def _codes(place: Path, cloud: str) -> bytes:
     try:
-        content = place.read_bytes()
+        return place.read_bytes()
     except (OSError, MemoryError) as error:
         raise PointCloudError(
             f"cannot read {str(place)!r}: {error}; move it away to read {cloud!r} without labels"
         ) from error
+
+
+def _labels_of(content: bytes, place: Path, count: int) -> dict[str, np.ndarray]:
     if len(content) != 4 * count:
         raise PointCloudError(
             f"{str(place)!r} has {len(content)} bytes; {count} points need {4 * count}, one uint32 "

@@ -94,3 +94,32 @@ def test_instances_that_do_not_fit_are_told_of(value, tmp_path):
         write_labels(cloud, np.ones(100, int), tmp_path / "b.label")
     assert set(np.fromfile(tmp_path / "b.label", "<u4")) == {1}
     assert len(told) == 1 and told[0].filename == __file__
+
+
+@pytest.mark.parametrize("columns", [4, 5])
+@pytest.mark.parametrize("shift", [-40, -0.5, 0])  # decibels, -0.5 to 0.5, as usual
+def test_labels_beside_say_the_width(columns, shift, tmp_path):
+    table = scan(columns)
+    table[:, 3:] += shift
+    table.tofile(tmp_path / "a.bin")
+    np.arange(100, dtype="<u4").tofile(tmp_path / "a.label")
+    cloud = read_points(tmp_path / "a.bin")
+    assert cloud.fields["label"].tolist() == list(range(100)) and "guessed" not in cloud.details
+    np.testing.assert_array_equal(cloud.points, table[:, :3].astype(float))
+    np.testing.assert_array_equal(cloud.fields["intensity"], table[:, 3])
+    assert ("ring" in cloud.fields) == (columns == 5)
+    if columns == 4:  # whose fifth numbers would all be rings
+        table.reshape(-1)[4::5] = 1
+        table.tofile(tmp_path / "a.bin")
+        np.testing.assert_array_equal(read_points(tmp_path / "a.bin").fields["intensity"], table[:, 3])
+
+
+def test_labels_beside_do_not_make_a_scan_of_other_bytes(tmp_path):
+    (scan(4) * 1e9).tofile(tmp_path / "a.bin")
+    np.zeros(100, "<u4").tofile(tmp_path / "a.label")
+    with pytest.raises(PointCloudError, match="of 100 positions are beyond"):
+        read_points(tmp_path / "a.bin")
+    scan(4).tofile(tmp_path / "a.bin")
+    np.zeros(99, "<u4").tofile(tmp_path / "a.label")
+    with pytest.raises(PointCloudError, match="has 396 bytes; 100 points need 400"):
+        read_points(tmp_path / "a.bin")
