@@ -6,12 +6,12 @@ import math
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..errors import MLXSparseError, PointCloudError
-from ..io.cloud import COLOUR_FIELDS, INPUT_FIELDS, LABEL_FIELDS, PointCloud, colour_unit
+from ..io.cloud import COLOUR_FIELDS, INPUT_FIELDS, LABEL_FIELDS, PointCloud, colour_unit, usual_names
 from ..ops.voxel import Voxels, voxelize
 from .classes import labels_of, left_out_words
 from .relief import LOW_CELLS, PLANE_CELLS, relief, scales_of, squashed
@@ -219,13 +219,17 @@ def _count_cells(cells: np.ndarray) -> int:
 
 def inputs_of(cloud: PointCloud, settings: Settings) -> np.ndarray:
     """(N, settings.num_inputs) float32 network inputs: a constant 1, the scaled fields, whether a return was
-    the last of its pulse, and the relief. PointCloudError where a field is missing or not one number a
+    the last of its pulse, and the relief. Fields r, g, b and i of the settings are red, green, blue and
+    intensity where the cloud has these alone. PointCloudError where a field is missing or not one number a
     point, and for points that `check_extent` refuses. A warning names fields whose values are far from those
     of the training, as in another unit."""
     check_extent(cloud, settings.voxel_size)
     columns = [np.ones(len(cloud), np.float32)]
     far = []
-    for name, scale in zip(settings.fields, _scales_of(cloud, settings)):
+    # Readers of PLY and PCD gave r, g, b and i these names when there were weights of the others.
+    usual = {old: new for old, new in usual_names(settings.fields).items() if old not in cloud.fields}
+    names = [usual[n] if usual.get(n) in cloud.fields else n for n in settings.fields]
+    for name, scale in zip(names, _scales_of(cloud, replace(settings, fields=names))):
         if name not in cloud.fields:
             raise PointCloudError(
                 f"{cloud.path!r} has no field {name!r}, which these weights were trained with; "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -301,6 +303,25 @@ def test_weights_of_before_keep_their_colours(unit, dtype):
         wanted = np.clip(same.fields[name].astype(np.float64) / scales[i], -2, 2).astype(np.float32)
         np.testing.assert_array_equal(inputs[:, 1 + i], wanted)
     np.testing.assert_allclose(task.inputs_of(other, old), inputs, rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("unit", "dtype"), UNITS)
+def test_weights_trained_with_r_g_b_i_find_the_usual_names(unit, dtype):
+    """Which readers of PLY and PCD gave these fields later; the same numbers, to the last bit."""
+    cloud, other = coloured(unit, dtype), coloured(*UNITS[1])
+    for each in (cloud, other):
+        each.fields["intensity"] = np.linspace(0, 40, len(each))
+    now = dict(zip("rgbi", (*COLOURS, "intensity")))
+    then = replace(cloud, fields={old: cloud.fields[name] for old, name in now.items()})
+    old = task.choose_settings([replace(then, fields=then.fields | cloud.fields)], 0.3, fields=list(now))
+    assert old.fields == list("rgbi")
+    inputs = task.inputs_of(then, old)
+    np.testing.assert_array_equal(task.inputs_of(cloud, old), inputs)
+    np.testing.assert_allclose(task.inputs_of(other, old), inputs, rtol=1e-6)
+    del cloud.fields["green"]
+    with pytest.raises(PointCloudError, match="no field 'g'"):
+        task.inputs_of(cloud, old)
 
 
 def test_values_far_from_those_of_the_training_are_warned_of(recwarn):
