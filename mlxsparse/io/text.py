@@ -95,7 +95,8 @@ def read_text(path: str | os.PathLike[str]) -> PointCloud:
     if not rows:
         raise PointCloudError(f"{path!r} has no row of three or more numbers")
     comments: dict[int, list[bytes]] = {}
-    if b"#" in content or b"//" in content:
+    # Counted, as that is far quicker than a look at each row.
+    if any(content.count(sign) > sum(line.count(sign) for line in before) for sign in (b"#", b"//")):
         rows, comments = _apart(rows)
     delimiter = _delimiter(rows[0])
     try:
@@ -140,22 +141,25 @@ def write_text_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.Path
     """Write a cloud of `read_text` again, each row as it was, the label in a last column (or replaced)."""
     source: TextSource = cloud.source
     labels = check_labels(labels, len(cloud))
-    apart, between = source.apart
+    (apart, between), comments = source.apart, source.comments
     before = list(source.before)
     place = source.names.index("label") if "label" in source.names else None
     if place is None and source.header is not None:
         before[source.header] = _with_cell(before[source.header], between, b"label", source.closed)
     elif place is None:
         before.append(b"# " + apart.join(name.encode() for name in [*source.names, "label"]))
+    # A row that is closed ends in `apart` already.
+    ending = (b"%d" + apart if source.closed else apart + b"%d") + b"\n"
     with atomic_write(path) as stream:
         stream.write(source.mark)
         for line in before:
             stream.write(line + b"\n")
         for at, (row, label) in enumerate(zip(source.rows, labels.tolist())):
-            for line in source.comments.get(at, ()):
-                stream.write(line + b"\n")
+            if at in comments:
+                for line in comments[at]:
+                    stream.write(line + b"\n")
             if place is None:
-                stream.write(_with_cell(row, apart, b"%d" % label, source.closed) + b"\n")
+                stream.write(row.rstrip() + ending % label)
             elif source.delimiter is not None:
                 cells = row.split(source.delimiter)
                 cells[place] = b"%d" % label
@@ -163,7 +167,7 @@ def write_text_labels(cloud: PointCloud, labels: np.ndarray, path: str | os.Path
             else:
                 start, end = [word.span() for word in re.finditer(rb"\S+", row)][place]
                 stream.write(row[:start] + b"%d" % label + row[end:] + b"\n")
-        for line in source.comments.get(len(source.rows), ()):
+        for line in comments.get(len(source.rows), ()):
             stream.write(line + b"\n")
 
 
@@ -183,9 +187,10 @@ def _first_row(lines: list[bytes], *, closed: bool = False) -> int:
 
 
 def _is_closed(lines: list[bytes]) -> bool:
-    """Whether each row ends in a delimiter."""
-    ends = (line.rstrip().endswith((b",", b";")) for line in lines if line.strip() and not is_comment(line))
-    return bool(lines) and all(ends)
+    """Whether each row ends in the delimiter of the first line, a row."""
+    delimiter = _delimiter(lines[0]) if lines else None
+    rows = (line for line in lines if line.strip() and not is_comment(line))
+    return delimiter is not None and all(line.rstrip().endswith(delimiter) for line in rows)
 
 
 def _apart(lines: list[bytes]) -> tuple[list[bytes], dict[int, list[bytes]]]:

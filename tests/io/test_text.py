@@ -111,6 +111,20 @@ def test_comments_between_rows_and_closing_delimiters_stay(text, wanted, tmp_pat
     assert labelled(tmp_path, wanted) == wanted
 
 
+def test_rows_that_close_in_different_delimiters_are_refused(tmp_path):
+    with pytest.raises(PointCloudError):
+        read(tmp_path, "1,2,3,\n7,8,9;\n")
+
+
+def test_comments_before_the_rows_alone_cost_no_look_at_each_row(tmp_path, monkeypatch):
+    monkeypatch.setattr("mlxsparse.io.text._apart", None)
+    text = "# x y z // made by hand\n1 2 3\n\n7 8 9\n"
+    assert read(tmp_path, text).points.tolist() == [[1, 2, 3], [7, 8, 9]]
+    for later in ("#", "// 1"):
+        with pytest.raises(TypeError):
+            read(tmp_path, text + later)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
