@@ -139,7 +139,8 @@ def _with_colours(fields: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return fields
     for name, table in fields.items():
         numbers = table.ndim == 2 and table.dtype.kind in "iuf"
-        if name.lower() in _COLOURS and numbers and table.shape[1] in (3, 4):
+        alone = 3 if "alpha" in fields else 4  # a second alpha would take the place of the first
+        if name.lower() in _COLOURS and numbers and 3 <= table.shape[1] <= alone:
             columns = zip((*COLOUR_FIELDS, "alpha"), map(np.ascontiguousarray, table.T))
             return {**dict(columns), **{key: values for key, values in fields.items() if key != name}}
     return fields

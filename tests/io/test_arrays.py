@@ -26,3 +26,15 @@ def test_classes_that_differ_in_nan_are_refused(tmp_path):
         np.savez(tmp_path / "a.npz", points=np.ones((3, 3)), label=labels, labels=other)
         with pytest.raises(PointCloudError, match="both label and labels, and they differ"):
             read_points(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_alpha_in_an_array_of_its_own_stays_beside_colours(channels, tmp_path):
+    table, alpha = np.arange(5 * channels, dtype=np.uint8).reshape(5, channels), np.linspace(0, 1, 5)
+    np.savez(tmp_path / "a.npz", points=np.ones((5, 3)), colors=table, alpha=alpha)
+    fields = read_points(tmp_path / "a.npz").fields
+    assert fields["alpha"].tolist() == alpha.tolist()
+    if channels == 4:
+        np.testing.assert_array_equal(fields["colors"], table)
+    else:
+        assert fields["blue"].tolist() == table[:, 2].tolist() and "colors" not in fields
