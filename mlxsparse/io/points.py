@@ -73,6 +73,9 @@ def read_points(path: str | os.PathLike[str]) -> PointCloud:
     promised = EXTENSIONS.get(extension)
     if kind is None and promised == "bin":
         kind = "bin"
+    other = text.other_format(head) if kind is None else ""
+    if other:
+        raise PointCloudError(f"{path!r} is {other}")
     words = text.column_of_words(head) if kind is None else ""
     if words:
         raise PointCloudError(f"{path!r}, {words}; leave the column out, or write a number for each word")

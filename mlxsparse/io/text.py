@@ -28,6 +28,8 @@ _OTHERS = (  # other texts with rows of numbers, by a line before them
      "as `gdal_translate -of XYZ` does"),
     (re.compile(rb"(ST)?C?N?4?n?OFF\b"), "an OFF mesh: save its vertices as .ply"),
     (re.compile(rb"DATASET\s+[A-Z_]+\s*$"), "a VTK file: save its points as .ply"),
+    (re.compile(rb"v(\s+[-+.\d]\S*){3}"), "a Wavefront OBJ mesh: save its vertices as .ply"),
+    (re.compile(rb"facet\s+normal\s|vertex\s+[-+.\d]|endsolid\b"), "an STL mesh: save its vertices as .ply"),
 )  # fmt: skip
 
 
@@ -55,6 +57,11 @@ def looks_like_text(head: bytes) -> bool:
         return False
     lines = head.removeprefix(codecs.BOM_UTF8).splitlines()[: -1 if len(head) >= 4096 else None]
     return any(_numbers(line, closed=True) >= 3 for line in lines if not is_comment(line))
+
+
+def other_format(head: bytes) -> str:
+    """What the first bytes of a file are where they are another text with points, in words; "" else."""
+    return "" if b"\0" in head else _other_format(head.removeprefix(codecs.BOM_UTF8).splitlines())
 
 
 def column_of_words(head: bytes) -> str:
@@ -88,10 +95,9 @@ def read_text(path: str | os.PathLike[str]) -> PointCloud:
     if not closed:
         first = _first_row(lines)
     before, rows = lines[:first], [line for line in lines[first:] if line.strip()]
-    for line in before:
-        for pattern, what in _OTHERS:
-            if pattern.match(line.lstrip()):
-                raise PointCloudError(f"{path!r} is {what}")
+    other = _other_format(before)
+    if other:
+        raise PointCloudError(f"{path!r} is {other}")
     if not rows:
         raise PointCloudError(f"{path!r} has no row of three or more numbers")
     comments: dict[int, list[bytes]] = {}
@@ -184,6 +190,11 @@ def _first_row(lines: list[bytes], *, closed: bool = False) -> int:
     """Where the first row of three numbers is, or how many lines there are."""
     clean = (i for i, line in enumerate(lines) if _numbers(line, closed=closed) >= 3 and not is_comment(line))
     return next(clean, len(lines))
+
+
+def _other_format(lines: list[bytes]) -> str:
+    found = (what for line in lines for pattern, what in _OTHERS if pattern.match(line.lstrip()))
+    return next(found, "")
 
 
 def _is_closed(lines: list[bytes]) -> bool:

@@ -150,6 +150,9 @@ def test_the_column_that_is_no_number_is_named(text, words, tmp_path):
         ("# by hand\nCOFF\n2 0 0\n1 2 3 4 5 6 7\n", "an OFF mesh"),
         ("NOFF 2 0 0\n1 2 3 0 0 1\n", "an OFF mesh"),
         ("# vtk DataFile\nscan\nASCII\nDATASET POLYDATA\nPOINTS 2 float\n1 2 3 4 5 6\n", "a VTK file"),
+        ("# o\no Cube\nv 1 2 3\nv -4 .5 6\nf 1 2 2\n", "a Wavefront OBJ mesh: save its vertices as"),
+        ("solid a\n facet normal 0 0 1\n  outer loop\n   vertex 0 0 0\n", "an STL mesh: save its vertices"),
+        ("solid a\nendsolid a\n", "an STL mesh"),
     ],
 )
 def test_other_texts_with_numbers_are_refused(text, words, tmp_path):
