@@ -19,6 +19,7 @@ from .cloud import (
     left_out,
     other_fields,
     structured,
+    usual_names,
 )
 
 #: Names under which an .npz keeps its points, best first.
@@ -28,11 +29,15 @@ _COLOURS = ("color", "colour", "colors", "colours", "rgb")
 
 
 def read_npy(path: str | os.PathLike[str]) -> PointCloud:
-    """Read a .npy: a plain table (N, C >= 3), x y z first, or a structured one with fields x, y, z."""
+    """Read a .npy: a plain table (N, C >= 3), x y z first, or a structured one with fields x, y, z.
+
+    Numbers named `r`, `g`, `b` and `i` are red, green, blue and intensity here, as in text.
+    """
     path = os.fspath(path)
     array = _load(path)
     points, fields = _table(array, path)
     words = f"{array.dtype.base if array.dtype.names is None else 'structured'}, shape {array.shape}"
+    fields = _with_usual_names(fields)
     return PointCloud(points, fields, source=array, path=path, format="npy", details={"array": words})
 
 
@@ -41,9 +46,9 @@ def read_npz(path: str | os.PathLike[str]) -> PointCloud:
 
     Other arrays of N rows become fields, but for those named x, y or z: the points have these already.
     A table (N, 3) named `color`, `colour`, `colors`, `colours` or `rgb` is the fields red, green, blue, where
-    nothing else is. Classes, N integers named `label` or `labels`, are the field `label`; PointCloudError
-    where the file has both and they differ. A warning names arrays of an input or class that are nothing a
-    point.
+    nothing else is; so are numbers named `r`, `g`, `b`, and `i` is intensity. Classes, N integers named
+    `label` or `labels`, are the field `label`; PointCloudError where the file has both and they differ. A
+    warning names arrays of an input or class that are nothing a point.
     """
     path = os.fspath(path)
     # NumPy gives members that are no arrays as bytes.
@@ -72,7 +77,7 @@ def read_npz(path: str | os.PathLike[str]) -> PointCloud:
             raise PointCloudError(
                 f"{path!r} has both label and labels, and they differ; remove the one that is not the class"
             )
-    fields = _with_colours({**fields, **columns})
+    fields = _with_usual_names(_with_colours({**fields, **columns}))
     details = {"arrays": ", ".join(f"{n} {a.dtype} {a.shape}" for n, a in arrays.items())}
     cloud = PointCloud(points, fields, source=arrays, path=path, format="npz", details=details)
     unused = {
@@ -131,6 +136,13 @@ def _classes(arrays: dict[str, np.ndarray], count: int) -> list[str]:
     shapes = (count,), (count, 1)
     named = [name for name in ("label", "labels") if name in arrays]
     return [name for name in named if arrays[name].shape in shapes and arrays[name].dtype.kind in "iufb"]
+
+
+def _with_usual_names(fields: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The fields, of which r, g, b and i are red, green, blue and intensity where they are numbers (N,)."""
+    numbers = {name for name, values in fields.items() if values.ndim == 1 and values.dtype.kind in "iuf"}
+    usual = usual_names([name for name in fields if len(name) > 1 or name in numbers])
+    return {usual.get(name, name): values for name, values in fields.items()}
 
 
 def _with_colours(fields: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

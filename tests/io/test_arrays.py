@@ -38,3 +38,46 @@ def test_alpha_in_an_array_of_its_own_stays_beside_colours(channels, tmp_path):
         np.testing.assert_array_equal(fields["colors"], table)
     else:
         assert fields["blue"].tolist() == table[:, 2].tolist() and "colors" not in fields
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_r_g_b_i_are_the_usual_names(suffix, tmp_path):
+    values = np.arange(5, dtype=np.uint8)
+    arrays = {"r": values, "g": values + 1, "b": values + 2, "I": values / 5}
+    path = save(tmp_path / f"a{suffix}", arrays)
+    cloud = read_points(path)
+    for name, column in zip(("red", "green", "blue", "intensity"), arrays.values()):
+        assert cloud.fields[name].dtype == column.dtype and cloud.fields[name].tolist() == column.tolist()
+    assert not set(arrays) & set(cloud.fields)
+    write_labels(cloud, np.arange(5), tmp_path / f"b{suffix}")
+    if suffix == ".npz":
+        assert set(np.load(tmp_path / "b.npz").files) == {"points", "label", *arrays}
+    again = read_points(tmp_path / f"b{suffix}").fields
+    assert again["red"].tolist() == values.tolist() and again["label"].tolist() == list(range(5))
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_r_g_b_i_of_other_than_numbers_or_beside_the_usual_names_stay(suffix, tmp_path):
+    values, table = np.arange(5), np.ones((5, 2))
+    for arrays in (
+        {"r": values, "g": values, "b": table, "i": table},
+        {"r": values, "g": values, "i": values, "intensity": table},
+        {"r": values, "g": values, "b": values, "red": table},
+    ):
+        fields = read_points(save(tmp_path / f"a{suffix}", arrays)).fields
+        assert set(fields) == {"x", "y", "z", *arrays}
+        assert all(fields[name].shape == arrays[name].shape for name in arrays)
+
+
+def save(path, arrays):
+    """`path`, to which points and `arrays` (5, ...) are written."""
+    points = np.arange(15.0).reshape(5, 3)
+    if path.suffix == ".npz":
+        np.savez(path, points=points, **arrays)
+        return path
+    columns = {**dict(zip("xyz", points.T)), **arrays}
+    table = np.empty(5, [(name, v.dtype, v.shape[1:]) for name, v in columns.items()])
+    for name, values in columns.items():
+        table[name] = values
+    np.save(path, table)
+    return path
