@@ -35,6 +35,7 @@ def _plyfile() -> Any:
     return optional_library("plyfile", "a PLY file")
 
 
+_END = re.compile(rb"[\r\n]end_header[\r\n]")
 _COMMENT = re.compile(rb"(?<=[\r\n])(comment|obj_info)\b[^\r\n]*")
 
 
@@ -121,7 +122,9 @@ def _ascii_header(path: str) -> Any:
     """`path`, or the file's bytes where its comments are not ASCII: each such byte as DEL and its number."""
     with open(path, "rb") as stream:
         head = stream.read(1 << 16)
-        end = re.search(rb"[\r\n]end_header[\r\n]", head)
+        # Each time as much again; a header has no NUL, so that other files are not read whole.
+        while (end := _END.search(head)) is None and b"\0" not in head and (more := stream.read(len(head))):
+            head += more
         if end is None or (head[: end.start()].isascii() and b"\x7f" not in head[: end.start()]):
             return path
         rest = head[end.start() :] + stream.read()

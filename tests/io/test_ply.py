@@ -226,6 +226,17 @@ def test_comments_that_are_not_ascii_stay(coding, text, tmp_path):
     assert again.fields["label"].tolist() == [*range(7)]
 
 
+@pytest.mark.parametrize("text", [True, False])
+def test_a_header_of_any_length_with_comments_that_are_not_ascii(text, tmp_path):
+    made = ply_file(tmp_path / "a.ply", text, extra=False).read_bytes()
+    comments = "comment Ren\u00e9\n".encode() * 20_000 + b"comment of the vertices"
+    (tmp_path / "a.ply").write_bytes(made.replace(b"comment of the vertices", comments))
+    cloud = read_points(tmp_path / "a.ply")
+    np.testing.assert_array_equal(cloud.points[:, 0], table()["x"])
+    write_labels(cloud, np.arange(7), tmp_path / "b.ply")
+    assert comments in (tmp_path / "b.ply").read_bytes()
+
+
 def test_points_in_an_element_of_another_name(tmp_path):
     vertex = plyfile.PlyElement.describe(table(), "testing", comments=["of the tile"])
     camera = plyfile.PlyElement.describe(np.zeros(2, [("x", "f4"), ("y", "f4")]), "camera")
