@@ -55,6 +55,8 @@ def _step(name: str, argument: Any, stacks: list[list[Any]], memo: dict[int, Any
     stack = stacks[-1]
     if name in _LITERALS:
         stack.append(argument)
+    elif name == "BYTEARRAY8":  # the values of a NumPy array that may be written to
+        stack.append(bytes(argument))
     elif name in _CONSTANTS:
         stack.append(_CONSTANTS[name])
     elif name in _EMPTY:

@@ -84,6 +84,8 @@ _SYMBOLS: dict[str, _Symbol] = {
     "numpy.dtype": _Symbol("numpy_dtype"),
     **{f"numpy.{core}.multiarray.{name}": _Symbol(name) for core in ("core", "_core")
        for name in ("scalar", "_reconstruct")},
+    # Arrays in protocol 5.
+    **{f"numpy.{core}.numeric._frombuffer": _Symbol("frombuffer") for core in ("core", "_core")},
     "torch.Size": _Symbol("size"),
     "torch._utils._rebuild_tensor_v2": _Symbol("tensor_v2"),
     "torch._utils._rebuild_tensor_v3": _Symbol("tensor_v3"),
@@ -98,10 +100,10 @@ def load_torch_file(path: str | os.PathLike[str]) -> Any:
     """The object that torch.save wrote to `path`, tensors as NumPy arrays.
 
     Containers come back as dict, OrderedDict, list, tuple, set, frozenset; numbers, text and bytes as they
-    are; parameters as plain arrays; bfloat16 tensors as float32 (exact); torch.Size as tuple; Counter and
-    defaultdict as dict; NumPy's scalars as Python's numbers, its arrays of numbers as they were. Arrays are
-    read-only; those of tensors are views: tensors that shared a storage share it here, strides and offsets
-    are the file's. Copy before writing.
+    are, a bytearray as bytes; parameters as plain arrays; bfloat16 tensors as float32 (exact); torch.Size as
+    tuple; Counter and defaultdict as dict; NumPy's scalars as Python's numbers, its arrays of numbers as they
+    were. Arrays are read-only; those of tensors are views: tensors that shared a storage share it here,
+    strides and offsets are the file's. Copy before writing.
     Raises CheckpointError for a file that is missing, no zip archive (torch before 1.6, tar), truncated or
     inconsistent, and for a pickle that names or holds anything but these (a dtype or a bare storage, too);
     the message says it.
@@ -203,6 +205,11 @@ class _Archive:
         if kind == "_reconstruct" and len(arguments) == 3 and _is_kind(arguments[0], "ndarray"):
             array = np.ndarray((0,), np.int8)
             self.unfilled[id(array)] = array
+            return array
+        if kind == "frombuffer" and len(arguments) == 4 and isinstance(arguments[1], _Dtype) \
+                and isinstance(arguments[3], str) and arguments[3] in ("C", "F"):
+            array = _numbers(arguments[1], arguments[2], arguments[3] == "F", arguments[0])
+            array.flags.writeable = False
             return array
         if kind == "parameter" and len(arguments) == 3 and isinstance(arguments[0], np.ndarray):
             return arguments[0]

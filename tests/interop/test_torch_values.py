@@ -106,7 +106,7 @@ def trained():
     }
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4])
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("core", ["core", "_core"])
 def test_numbers_of_numpy_and_counters_of_a_training_run(load, protocol, core):
     pickled, wanted = pickle.dumps(trained(), protocol), trained()
@@ -129,6 +129,7 @@ DTYPE = b"cnumpy\ndtype\n(X\x02\x00\x00\x00%bK\x00K\x01tR"
 FLOAT = DTYPE % b"f8"
 ORDER = b"(K\x03X\x01\x00\x00\x00<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
 EMPTY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85C\x01btR"
+BUFFER = b"cnumpy._core.numeric\n_frombuffer\n("
 SCALAR = b"cnumpy._core.multiarray\nscalar\n("
 
 
@@ -157,7 +158,12 @@ SCALAR = b"cnumpy._core.multiarray\nscalar\n("
         (EMPTY + (b"(K\x01K\x01\x85" + DTYPE % b"i1" + b"\x89C\x01atb") * 2, "changes a ndarray"),
         (EMPTY.replace(b"cnumpy\nndarray\n", b"ccollections\nCounter\n"), "calls a _reconstruct"),
         (b"cnumpy.core.multiarray\nfromstring\n)R", "fromstring, which is refused"),
-        (b"cnumpy.core.numeric\n_frombuffer\n)R", "_frombuffer, which is refused"),
+        (b"cnumpy.core.numeric\n_frombuffer\n)R", "calls a frombuffer.*refused"),
+        (BUFFER + b"C\x01a" + DTYPE % b"O8" + b"K\x01\x85U\x01CtR", "dtype 'O8'.*refused"),
+        (BUFFER + b"C\x01aX\x02\x00\x00\x00i1K\x01\x85U\x01CtR", "calls a frombuffer.*refused"),
+        (BUFFER + b"C\x01a" + DTYPE % b"i1" + b"K\x01\x85U\x01KtR", "calls a frombuffer.*refused"),
+        (BUFFER + b"C\x01a" + FLOAT + b"K\x01\x85U\x01CtR", "bytes are not those"),
+        (BUFFER + b"]" + FLOAT + b"K\x01\x85U\x01CtR", "bytes are not those"),
         (b"cnumpy\nload\n)R", "numpy.load, which is refused"),
         (b"ccollections\nCounter\n(]tR", "calls a counter"),
         (b"ccollections\ndefaultdict\n(cnumpy\ndtype\ntR", "calls a defaultdict"),
