@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.block_index import BlockIndex
+from ..engine.sorting import distinct
 from ..errors import CoordinateRangeError, DTypeError, MLXSparseError, ShapeError
 from .check import as_mask, block_pair, whole_number, whole_numbers
 from .sequences import check_cu_seqlens, intervals, ranges
@@ -118,10 +119,10 @@ class BlockLayout:
                 f"pair {bad.tolist()} lies outside the grid of {limits.tolist()} blocks"
             )
         if p.shape[1] == 2:
-            key = np.unique(p[:, 0] * grid[2] + p[:, 1])
+            key = distinct(p[:, 0] * grid[2] + p[:, 1])
             key = (np.arange(heads)[:, None] * (grid[1] * grid[2]) + key).reshape(-1)
         else:
-            key = np.unique((p[:, 0] * grid[1] + p[:, 1]) * grid[2] + p[:, 2])
+            key = distinct((p[:, 0] * grid[1] + p[:, 1]) * grid[2] + p[:, 2])
         return cls._of(grid, block_pair(block), size, key)
 
     @classmethod

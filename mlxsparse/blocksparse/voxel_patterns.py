@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..engine.index import LIMIT, build_index, lookup
-from ..engine.sorting import columns_of, group
+from ..engine.sorting import columns_of, distinct, group
 from ..errors import CoordinateRangeError, DTypeError, DuplicateCoordinatesError, ShapeError
 from .check import whole_number, whole_numbers
 from .layout import BlockLayout
@@ -89,7 +89,7 @@ class VoxelWindow:
         n, height = len(rows), -(-len(rows) // self.block)
         windows = self._windows(rows).astype(np.int64)
         window, at = np.divmod(
-            np.unique(windows * max(height, 1) + np.arange(n) // self.block), max(height, 1)
+            distinct(windows * max(height, 1) + np.arange(n) // self.block), max(height, 1)
         )
         counts = np.bincount(window) if len(window) else np.zeros(0, np.int64)
         start = np.cumsum(counts) - counts
@@ -134,15 +134,15 @@ class Neighbor3d:
             raise DuplicateCoordinatesError(f"rows {a} and {b} have the same coordinates {rows[a].tolist()}")
         own = np.arange(n, dtype=np.int64) // self.block
         radius: Any = self.radius
-        found = [np.unique(own * (height + 1))]
+        found = [distinct(own * (height + 1))]
         for offset in product(*(range(-r, r + 1) for r in radius)):
             if offset > (0, 0, 0):
                 near = lookup(index, rows.astype(np.int64) + np.array([0, *offset]))
                 there = near >= 0
                 other = near[there].astype(np.int64) // self.block
-                found += [np.unique(own[there] * height + other), np.unique(other * height + own[there])]
+                found += [distinct(own[there] * height + other), distinct(other * height + own[there])]
         return _layout(
-            np.column_stack(np.divmod(np.unique(np.concatenate(found)), height)),
+            np.column_stack(np.divmod(distinct(np.concatenate(found)), height)),
             n,
             self.block,
             self.num_heads,

@@ -8,6 +8,7 @@ from ..backend.kernel_block_tiles import SEARCHED, SampleTile, Tile, TileLists
 from ..backend.kernel_blocks import SDD
 from .block_index import BlockIndex, Side
 from .block_samples import sampled
+from .sorting import distinct
 from .tables import integers
 
 ALIKE = 1 << 26  # pieces of lines x places up to which those that share blocks are looked for
@@ -58,7 +59,7 @@ def merged(side: Side, heads: int, piece: int, together: int) -> tuple[np.ndarra
     group = head[:, None] * per_head + unit // together
     keys = group * places + side.other.astype(np.int64)[:, None]
     # Groups are numbered by the length of their merged list.
-    length = np.bincount(np.unique(keys) // places, minlength=groups)
+    length = np.bincount(distinct(keys.reshape(-1)) // places, minlength=groups)
     order = np.argsort(-length, kind="stable")
     rank = np.empty(groups, np.int64)
     rank[order] = np.arange(groups)
@@ -143,7 +144,7 @@ def scattered(index: BlockIndex, p: int, piece: int) -> tuple[np.ndarray, ...]:
     full = ~whole & (k_line < left // p * p)
     rest = ~whole & ~full
     counts = np.bincount(pair[rest], minlength=h * pairs)
-    apart = np.bincount(np.unique(key[rest]) // columns, minlength=h * pairs)
+    apart = np.bincount(distinct(key[rest]) // columns, minlength=h * pairs)
     joined = (counts <= p) & (apart <= p - 1)
     # A number for each tile: pair, then whole columns, full rows, the rest.
     span = 4 * (columns + 2)

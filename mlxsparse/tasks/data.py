@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ..engine.sorting import distinct
 from ..errors import MLXSparseError, PointCloudError
 from ..io.cloud import COLOUR_FIELDS, INPUT_FIELDS, LABEL_FIELDS, PointCloud, colour_unit, usual_names
 from ..ops.voxel import Voxels, voxelize
@@ -210,11 +211,11 @@ def _count_cells(cells: np.ndarray) -> int:
     extent = cells.max(axis=0) + 1
     if np.prod(extent) < 2.0**62:
         x, y, z = cells.astype(np.int64).T
-        return len(np.unique((x * int(extent[1]) + y) * int(extent[2]) + z))
+        return len(distinct((x * int(extent[1]) + y) * int(extent[2]) + z))
     for column in (cells[:, 1], cells[:, 2]):  # ranks in place of numbers that an int64 does not hold
         found, rank = np.unique(column, return_inverse=True)
         keys = np.unique(keys, return_inverse=True)[1] * len(found) + rank
-    return len(np.unique(keys))
+    return len(distinct(keys))
 
 
 def inputs_of(cloud: PointCloud, settings: Settings) -> np.ndarray:
