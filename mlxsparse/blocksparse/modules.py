@@ -19,7 +19,6 @@ from .attention import block_sparse_attention
 from .check import check_float
 from .layout import BlockLayout
 from .matmul import Sparse, as_layout, dds
-from .tensor import carry
 
 
 class BlockSparseLinear(Stored):
@@ -114,7 +113,7 @@ def move_blocks(layer: Module, gather_idx: np.ndarray, fill: float, state: Any =
                 f"optimizer.state['layers'][2] for layers[2] of the model; got {_told(state)}"
             )
         state["weight"] = _moved(state["weight"], gather_idx, layer.weight.shape[0])
-    layer.weight = carry(layer.weight[None], gather_idx, fill)[0]
+    layer.weight = _rows(layer.weight, gather_idx, fill)
     if "weight_keep" in layer:  # new blocks are not pruned
         layer.weight_keep = _rows(layer.weight_keep, gather_idx, True)
         if (held := layer.__dict__.get("_choices")) is not None:  # copies of the layer share it

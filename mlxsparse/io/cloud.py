@@ -26,6 +26,9 @@ NAMES = {"las": "LAS", "laz": "LAZ (compressed LAS)", "pcd": "PCD", "ply": "PLY"
 INPUT_FIELDS = ("intensity", "return_number", "number_of_returns", "red", "green", "blue")
 #: Those of them that together are a colour.
 COLOUR_FIELDS = ("red", "green", "blue")
+
+#: Short names of columns, in lower case.
+SHORT_NAMES = {"r": "red", "g": "green", "b": "blue", "i": "intensity"}
 #: Where classes may be, best first: `segment` writes `label` beside what was there (LAS: `classification`).
 LABEL_FIELDS = ("label", "classification", "class", "scalar_Classification", "scalar_Label", "semantic",
                 "segment")
@@ -75,7 +78,7 @@ def column_names(table: np.ndarray, *, pts: bool = False) -> list[str]:
     extra = table.shape[1] - 3
     names = [f"column_{i + 4}" for i in range(extra)]
     whole = whole_bytes(table[:, 3:])
-    colour = ["red", "green", "blue"]
+    colour = [*COLOUR_FIELDS]
     if extra == 1:
         names = ["intensity"]
     elif extra == 3 and all(whole):
@@ -91,14 +94,13 @@ def column_names(table: np.ndarray, *, pts: bool = False) -> list[str]:
 
 def usual_names(names: Sequence[str]) -> dict[str, str]:
     """Name -> red, green, blue, intensity of columns r, g, b (all three) and i, where none is so named."""
-    usual = {"r": "red", "g": "green", "b": "blue", "i": "intensity"}
     colours = [name for name in names if name.lower() in ("r", "g", "b")]
-    if sorted(map(str.lower, colours)) != ["b", "g", "r"] or {"red", "green", "blue"} & set(names):
+    if sorted(map(str.lower, colours)) != ["b", "g", "r"] or set(COLOUR_FIELDS) & set(names):
         colours = []
     other = [name for name in names if name.lower() == "i"]
     if len(other) != 1 or "intensity" in names:
         other = []
-    return {name: usual[name.lower()] for name in (*colours, *other)}
+    return {name: SHORT_NAMES[name.lower()] for name in (*colours, *other)}
 
 
 def whole_bytes(table: np.ndarray) -> list[bool]:

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import PointCloudError
-from .cloud import PointCloud, atomic_write, check_labels, column_names, whole_bytes
+from .cloud import SHORT_NAMES, PointCloud, atomic_write, check_labels, column_names, whole_bytes
 
-_ALIASES = {"r": "red", "g": "green", "b": "blue", "i": "intensity", "class": "label", "labels": "label"}
+_ALIASES = {**SHORT_NAMES, "class": "label", "labels": "label"}
 _AXIS = re.compile(r"([xyz])[ _]?[\[(]?m(?:et(?:er|re)s?)?[\])]?")  # x_m, "y [m]", z(metres)
 _DELIMITERS = (b",", b";", b"\t", None)  # None: blanks
 _OTHERS = (  # other texts with rows of numbers, by a line before them
