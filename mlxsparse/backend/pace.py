@@ -20,15 +20,17 @@ from .mail import begin
 CALLS = 16  # after which the GPU gets what was called
 PRODUCTS = 1 << 31  # multiplications that take a GPU about as long as CALLS small calls
 AHEAD = 3 << 24  # bytes of results, likewise; two such stages at most are not computed yet
-TRACED = 1 << 25  # likewise in a trace: the host has little to do between its stages
+TRACED = 1 << 24  # likewise in a trace: the host has little to do between its stages
+BACKWARD = 2  # times as much where a trace has gradients: most of what it makes is kept for them anyway
 
 
 class _Pace(threading.local):
     calls = 0  # since the GPU got something
     nbytes = 0  # of results, since one was waited for
     before: mx.array | None = None  # tells when the GPU has run what it got last
-    stages: list[mx.array] | None = None  # of the trace that is being made
+    stages: list[tuple[mx.array, int]] | None = None  # of the trace that is being made: mark, bytes
     compiled = False  # it is one of mx.compile
+    backward = False  # it has gradients
     staged = 0  # bytes since the last of them
     wanted: list[mx.array] | None = None  # gradients of weights that nothing waits for yet, in that trace
 
@@ -79,19 +81,31 @@ def noted(result: mx.array) -> None:
         return
     _pace.staged += result.nbytes
     if _pace.staged >= TRACED:
-        _pace.stages.append(_mark(result))
+        _pace.stages.append((_mark(result), _pace.staged))
         _pace.staged = 0
 
 
 @contextlib.contextmanager
 def stages(*, compiled: bool) -> Iterator[list[mx.array]]:
-    """What to compute one after the other, of the calls inside. compiled: they are traced by mx.compile."""
-    before = _pace.stages, _pace.wanted, _pace.staged, _pace.compiled
-    _pace.stages, _pace.wanted, _pace.staged, _pace.compiled = [], [], 0, compiled
+    """What to compute one after the other, of the calls inside; it is known once they have ended.
+
+    compiled: they are traced by mx.compile.
+    """
+    before = _pace.stages, _pace.wanted, _pace.staged, _pace.compiled, _pace.backward
+    found: list[tuple[mx.array, int]] = []
+    _pace.stages, _pace.wanted, _pace.staged, _pace.compiled, _pace.backward = found, [], 0, compiled, False
+    marks: list[mx.array] = []
     try:
-        yield _pace.stages
+        yield marks
+        size = TRACED * (BACKWARD if _pace.backward else 1)
+        since = 0
+        for mark, nbytes in found:
+            since += nbytes
+            if since >= size:
+                marks.append(mark)
+                since = 0
     finally:
-        _pace.stages, _pace.wanted, _pace.staged, _pace.compiled = before
+        _pace.stages, _pace.wanted, _pace.staged, _pace.compiled, _pace.backward = before
 
 
 def first(gradient: mx.array) -> mx.array:
@@ -106,6 +120,7 @@ def next_cotangent(cotangent: mx.array) -> mx.array:
     if _pace.wanted:
         cotangent = mx.depends([cotangent], _pace.wanted)[0]
         _pace.wanted.clear()
+    _pace.backward = True
     noted(cotangent)
     return cotangent
 
@@ -124,7 +139,7 @@ def run(marks: Sequence[mx.array]) -> None:
             continue  # of a trace that MLX made for itself, by mx.compile: it is no value of this call
         if not begun:
             if _pace.stages is not None:
-                _pace.stages.extend(marks[i:])
+                _pace.stages.extend((mark, BACKWARD * TRACED) for mark in marks[i:])
             return
 
 

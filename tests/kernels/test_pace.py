@@ -82,3 +82,18 @@ def test_stages_of_a_trace(monkeypatch: Any) -> None:
     assert pace._pace.before is marks[-1]  # no other is made of it
     assert [mark.item() for mark in marks] == [-(2.0**3), -(2.0**6), -(2.0**9)] and y[0, 0].item() == 2.0**10
     assert pace._pace.stages is None
+
+
+def test_stages_of_a_trace_with_gradients_are_larger(monkeypatch: Any) -> None:
+    """Finer ones only cost time there: what the forward pass makes is kept for the backward pass."""
+    monkeypatch.setattr(pace, "TRACED", 3 * 84)
+    call = autodiff.prepared("double", lambda x: 2 * x, [lambda ct, x: 2 * ct], mx.default_device())
+
+    def ten(x: mx.array) -> mx.array:
+        for _ in range(10):
+            x = call(x)
+        return x.sum()
+
+    with pace.stages(compiled=False) as marks:
+        mx.grad(ten)(mx.ones((7, 3)))
+    assert len(marks) == 3 and not pace._pace.backward  # of 10 results and 10 cotangents
