@@ -6,6 +6,8 @@ type stays one whatever the type of a parameter.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -13,7 +15,7 @@ import mlx.nn
 from mlx.nn import Identity, Module
 
 from ..backend.features import zero_padding
-from ..engine import pointwise
+from ..engine import activation, pointwise
 from ..errors import ShapeError
 from ..ops.check import check_tensor
 from ..tensor import SparseTensor
@@ -26,8 +28,26 @@ def live_rows(x: SparseTensor) -> mx.array:
     return x.feats if x.clean else zero_padding(x.feats, x.active_rows)
 
 
-def _on_rows(layer: Any, *, zero: bool = False) -> Any:
-    """The module class `layer` of mlx.nn as one that maps a SparseTensor's features; zero: f(0) = 0."""
+@functools.partial(mx.compile, shapeless=True)
+def _elu(x: mx.array, alpha: float) -> mx.array:
+    """mlx.nn.elu, whose gradient is NaN where exp(x) is infinite: past 11 in float16, past 88 in float32."""
+    return mx.where(x > 0, x, alpha * (mx.exp(mx.where(x > 0, 0, x)) - 1))
+
+
+def _gelu(layer: Any, x: mx.array) -> mx.array:
+    if layer._approx == "fast":
+        return mlx.nn.gelu_fast_approx(x)
+    return (activation.gelu if layer._approx == "none" else activation.gelu_approx)(x, len(x))
+
+
+def _on_rows(
+    layer: Any, *, zero: bool = False, function: Callable[[Any, mx.array], mx.array] | None = None
+) -> Any:
+    """The module class `layer` of mlx.nn as one that maps a SparseTensor's features.
+
+    zero: f(0) = 0. function: of the layer and features, in place of the layer's own call.
+    """
+    of_rows: Callable[[Any, mx.array], mx.array] = layer.__call__ if function is None else function
 
     def call(self: Module, x: SparseTensor) -> SparseTensor:
         check_tensor(x)
@@ -41,7 +61,7 @@ def _on_rows(layer: Any, *, zero: bool = False) -> Any:
         if layer is mlx.nn.ReLU and pointwise.direct(live):
             return x.replace(pointwise.activated(live), clean=True)
         # Many are compiled by MLX, whose CUDA build divides by the number of rows of what it compiled.
-        rows: mx.array = layer.__call__(self, live if len(live) else mx.zeros((1, x.num_channels), x.dtype))
+        rows = of_rows(self, live if len(live) else mx.zeros((1, x.num_channels), x.dtype))
         rows = rows if len(live) else rows[:0]
         return x.replace(rows.astype(x.dtype), clean=zero)
 
@@ -51,8 +71,8 @@ def _on_rows(layer: Any, *, zero: bool = False) -> Any:
 
 CELU = _on_rows(mlx.nn.CELU)
 Dropout = _on_rows(mlx.nn.Dropout)  # elementwise; nothing in evaluation
-ELU = _on_rows(mlx.nn.ELU, zero=True)
-GELU = _on_rows(mlx.nn.GELU, zero=True)
+ELU = _on_rows(mlx.nn.ELU, zero=True, function=lambda layer, x: _elu(x, layer._alpha))
+GELU = _on_rows(mlx.nn.GELU, zero=True, function=_gelu)
 GLU = _on_rows(mlx.nn.GLU)  # halves the channels
 HardShrink = _on_rows(mlx.nn.HardShrink)
 HardTanh = _on_rows(mlx.nn.HardTanh)
@@ -65,8 +85,8 @@ PReLU = _on_rows(mlx.nn.PReLU)
 ReLU = _on_rows(mlx.nn.ReLU, zero=True)
 ReLU2 = _on_rows(mlx.nn.ReLU2, zero=True)
 ReLU6 = _on_rows(mlx.nn.ReLU6, zero=True)
-SELU = _on_rows(mlx.nn.SELU)
-SiLU = _on_rows(mlx.nn.SiLU, zero=True)
+SELU = _on_rows(mlx.nn.SELU, function=lambda _, x: _elu(x, 1.67326) * 1.0507)
+SiLU = _on_rows(mlx.nn.SiLU, zero=True, function=lambda _, x: activation.silu(x, len(x)))
 Sigmoid = _on_rows(mlx.nn.Sigmoid)
 Softmax = _on_rows(mlx.nn.Softmax)
 Softmin = _on_rows(mlx.nn.Softmin)
