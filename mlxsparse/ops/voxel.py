@@ -21,7 +21,7 @@ from ..engine.labels import HIGHEST, majority
 from ..engine.quantise import merge, place_in_group, quantise
 from ..engine.rows import Segments, segment_reduce, take_rows
 from ..engine.sorting import columns_of
-from ..errors import CoordinateRangeError, DTypeError, MLXSparseError, ShapeError
+from ..errors import CoordinateRangeError, DTypeError, MLXSparseError, ShapeError, StrideError
 from ..tensor import SparseTensor
 
 REDUCTIONS = ("mean", "sum", "max", "min", "first")
@@ -56,7 +56,8 @@ class Voxels:
 
         points (N, 3) in the unit of the voxelized ones, "nearest" by default those themselves; batch
         (N,) their batch numbers, needed where there are several items. feats: the tensor to read, for
-        example a network's output on these voxels; default `tensor`.
+        example a network's output on these voxels; default `tensor`. Of a coarser level, whose stride is
+        a multiple, the voxels are as much larger (StrideError for other strides).
 
         "nearest" is the voxel that contains the point, 0 where that is not there. "trilinear"
         interpolates between the 8 voxel centres around the point; voxels that are not there share
@@ -69,15 +70,17 @@ class Voxels:
             raise DTypeError(
                 "devoxelize(points, feats=tensor): points is an array (N, 3), feats a SparseTensor"
             )
-        if source.stride != self.tensor.stride:
-            raise MLXSparseError(f"feats has stride {source.stride}, the voxels {self.tensor.stride}")
+        times = self._times_larger(source.stride)
         if points is None and mode == "trilinear":
             raise MLXSparseError('devoxelize(mode="trilinear") needs points: pass the cloud')
         if points is None and batch is not None:
             raise MLXSparseError("devoxelize: batch says which items `points` are of, and there are none")
         if points is None:
             if source.key is not self.tensor.key:
-                rows = lookup(source.key.index, host.view(self.tensor.coords))
+                sites = host.view(self.tensor.coords)
+                if times != (1, 1, 1):
+                    sites = sites // np.array([1, *times], np.int32)
+                rows = lookup(source.key.index, sites)
                 at = host.view(self.point_to_voxel)
                 rows = np.where(at < 0, np.int32(-1), rows[at]) if len(rows) else at
             else:
@@ -89,7 +92,10 @@ class Voxels:
                 raise MLXSparseError(f"the voxels are of {source.batch_size} batch items: pass batch (N,)")
             items = np.zeros(len(xyz), np.int64) if batch is None else _batch(batch, len(xyz))
             if mode == "trilinear":
-                return self._between(source, xyz.astype(np.float64 if wide else np.float32), items, valid)
+                xyz = xyz.astype(np.float64 if wide else np.float32)
+                return self._between(source, xyz, np.array(self.voxel_size) * times, items, valid)
+            if times != (1, 1, 1):
+                cells = [c // n for c, n in zip(cells, times)]
             if valid is None:
                 rows = lookup(source.key.index, np.stack([items, *cells], axis=1))
             else:
@@ -97,8 +103,23 @@ class Voxels:
                 rows[valid] = lookup(source.key.index, np.stack([items[valid], *cells], axis=1))
         return take_rows(source.feats, rows)
 
+    def _times_larger(self, stride: Triple) -> Triple:
+        """Voxels of `tensor` along one of a tensor of that stride."""
+        x, y, z = zip(stride, self.tensor.stride)
+        if any(n % own for n, own in (x, y, z)):
+            raise StrideError(
+                f"feats has stride {stride}, no multiple of the voxels' {self.tensor.stride}: bring it there "
+                "with ops.upsample_nearest or a strided operator"
+            )
+        return x[0] // x[1], y[0] // y[1], z[0] // z[1]
+
     def _between(
-        self, source: SparseTensor, xyz: np.ndarray, items: np.ndarray, valid: np.ndarray | None
+        self,
+        source: SparseTensor,
+        xyz: np.ndarray,
+        size: np.ndarray,
+        items: np.ndarray,
+        valid: np.ndarray | None,
     ) -> mx.array:
         """Features at points (N, 3), interpolated in their float type; 0 where not `valid`."""
         n = len(xyz)
@@ -106,7 +127,7 @@ class Voxels:
         low, part = [], []
         for axis in range(3):
             kind = xyz.dtype.type
-            place = (xyz[kept, axis] - kind(self.origin[axis])) / kind(self.voxel_size[axis]) - kind(0.5)
+            place = (xyz[kept, axis] - kind(self.origin[axis])) / kind(size[axis]) - kind(0.5)
             below = np.floor(place)
             low.append(below.astype(np.int64))
             part.append(place - below)
@@ -267,11 +288,13 @@ def coalesce(
     *,
     stride: TripleLike = 1,
     batch_size: int | None = None,
+    spatial_shape: TripleLike | None = None,
     manager: CoordinateManager | None = None,
 ) -> SparseTensor:
     """Merge rows of the same site: "sum", "mean", "max", "min" or "first" (lowest row).
 
-    coords (n, 4) int32, feats (n, C) -> rows sorted by (batch, x, y, z).
+    coords (n, 4) int32, feats (n, C) -> rows sorted by (batch, x, y, z). stride, batch_size, spatial_shape
+    and manager as for SparseTensor.
     """
     if reduce not in REDUCTIONS:
         raise MLXSparseError(f"reduce must be one of {REDUCTIONS}, got {reduce!r}")
@@ -281,7 +304,8 @@ def coalesce(
         raise ShapeError(f"coords has {len(rows)} rows, feats has {values.shape[0]}; they must agree")
     sites, number, counts = merge(columns_of(rows))
     # insert checks the range and the batch numbers, as for any tensor.
-    key = manager_of(manager).insert(sites.astype(np.int32), stride, batch_size=batch_size)
+    made = sites.astype(np.int32)
+    key = manager_of(manager).insert(made, stride, batch_size=batch_size, spatial_shape=spatial_shape)
     return SparseTensor._of(key, segment_reduce(values, Segments(number, len(sites), counts), reduce))
 
 

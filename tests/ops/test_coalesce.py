@@ -100,6 +100,14 @@ def test_no_rows():
     assert x.coords.shape == (0, 4) and x.feats.shape == (0, 3) and x.batch_size == 2
 
 
+def test_the_grid_of_merged_sites():
+    """A detector's sites from above keep its grid, which bounds what a convolution reaches."""
+    flat = np.array([[0, 1, 3, 0], [0, 1, 3, 0]], np.int32)
+    x = mlxsparse.coalesce(flat, mx.ones((2, 1)), batch_size=2, spatial_shape=(2, 4, 1))
+    y = mlxsparse.ops.conv3d(x, mx.ones((1, 3, 3, 1, 1)), padding=(1, 1, 0))
+    assert x.spatial_shape == y.spatial_shape == (2, 4, 1) and y.num_active == 4 and y.batch_size == 2
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -110,6 +118,7 @@ def test_no_rows():
         (lambda c, f: mlxsparse.coalesce(c, mx.zeros((2, 1), mx.int32)), DTypeError, "feats"),
         (lambda c, f: mlxsparse.coalesce(c - 1, f), CoordinateRangeError, "batch"),
         (lambda c, f: mlxsparse.coalesce(c + 1, f, batch_size=1), CoordinateRangeError, "batch_size"),
+        (lambda c, f: mlxsparse.coalesce(c, f, spatial_shape=0), CoordinateRangeError, "spatial_shape"),
         (lambda c, f: mlxsparse.coalesce(c + [0, 2**30, 0, 0], f), DTypeError, "coords"),
         (
             lambda c, f: mlxsparse.coalesce(c + np.array([0, 2**30, 0, 0], np.int32), f),

@@ -225,6 +225,27 @@ def test_trilinear_devoxelization_equals_the_oracle(data, wide):
     np.testing.assert_allclose(to_numpy(got), want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("mode", ["nearest", "trilinear"])
+def test_devoxelization_of_coarser_levels(mode):
+    """As SPVCNN reads each level of its U-Net at the points."""
+    rng = np.random.default_rng(0)
+    points, batch = rng.uniform(-3, 3, (60, 3)), rng.choice([0, 2], 60)
+    origin, size, step = (0.2, -0.1, 0.0), 0.3, (2, 3, 1)
+    cloud = ms.voxelize(points, rng.normal(size=(60, 2)).astype(np.float32), size, batch=batch, origin=origin)
+    level = ops.avg_pool3d(cloud.tensor, step)
+    elsewhere, items = np.concatenate([points + 0.1, [[np.nan, 0, 0]]]), np.append(batch, 1)
+    read = oracle.devoxelize_nearest if mode == "nearest" else oracle.devoxelize_trilinear
+    want = read(elsewhere, *active_part(level), size * np.array(step), batch=items, origin=origin)
+    got = cloud.devoxelize(elsewhere, mode, feats=level, batch=items)
+    np.testing.assert_allclose(to_numpy(got), want, rtol=1e-5, atol=1e-6)
+    if mode == "nearest":
+        fine = ops.upsample_nearest(level, step, out=cloud.tensor)
+        assert mx.array_equal(cloud.devoxelize(feats=level), cloud.devoxelize(feats=fine))
+        coarse = ms.Voxels(level, cloud.point_to_voxel, cloud.counts, origin, (size,) * 3)
+        with pytest.raises(StrideError, match=r"no multiple of the voxels' \(2, 3, 1\): bring it there"):
+            coarse.devoxelize(feats=cloud.tensor)
+
+
 def test_points_at_centres_outside_and_not_finite():
     cloud = ms.voxelize(np.array([[0.5, 0.5, 0.5], [1.5, 0.5, 0.5]]), mx.array([[2.0], [4.0]]), 1.0)
     points = np.array(
