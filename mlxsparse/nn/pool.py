@@ -134,14 +134,14 @@ class UpsampleTrilinear(UpsampleNearest):
 
 
 class Subdivide(Module):
-    """Each site becomes its prod(scale) children with its value: ``layer(x)``."""
+    """Each site becomes its prod(scale) children with its value: ``layer(x)``, ``layer(x, capacity=n)``."""
 
     def __init__(self, scale: TripleLike = 2):
         super().__init__()
         self.scale = triple(scale, "scale", least=1)
 
-    def __call__(self, x: SparseTensor) -> SparseTensor:
-        return ops.subdivide(x, self.scale)
+    def __call__(self, x: SparseTensor, capacity: int | None = None) -> SparseTensor:
+        return ops.subdivide(x, self.scale, capacity=capacity)
 
     def _extra_repr(self) -> str:
         return f"scale={self.scale}"

@@ -180,7 +180,7 @@ def test_a_latent_is_subdivided_as_often_as_its_stride_says():
     assert gradient.tolist() == [[28.0]]
     inside = ms.SparseTensor(mx.array([[0, 1, 0, 2]]), mx.array([[3.0]]), stride=2, spatial_shape=3)
     assert layer(inside).spatial_shape == (6, 6, 6)
-    assert ops.subdivide(x, capacity=20).feats.shape == (20, 1)
+    assert ops.subdivide(x, capacity=20).feats.shape == layer(x, capacity=20).feats.shape == (20, 1)
 
 
 def test_unpooling_layer_and_errors():
