@@ -1,4 +1,4 @@
-"""Pooling and upsampling layers; geometry and supports as in mlxsparse.ops."""
+"""Pooling and upsampling layers; geometry, supports and targets as in mlxsparse.ops."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ class _Pool(Module):
 class MaxPool3d(_Pool):
     """Maximum over the active inputs of each window."""
 
-    def __call__(self, x: SparseTensor, capacity: int | None = None) -> SparseTensor:
-        return ops.max_pool3d(x, *self._geometry, capacity=capacity)
+    def __call__(
+        self, x: SparseTensor, capacity: int | None = None, out: Target | None = None
+    ) -> SparseTensor:
+        return ops.max_pool3d(x, *self._geometry, out=out, capacity=capacity)
 
 
 class AvgPool3d(_Pool):
@@ -59,16 +61,20 @@ class AvgPool3d(_Pool):
         super().__init__(kernel_size, stride, padding, dilation, support)
         self.count_include_empty = count_include_empty
 
-    def __call__(self, x: SparseTensor, capacity: int | None = None) -> SparseTensor:
+    def __call__(
+        self, x: SparseTensor, capacity: int | None = None, out: Target | None = None
+    ) -> SparseTensor:
         counted = self.count_include_empty
-        return ops.avg_pool3d(x, *self._geometry, count_include_empty=counted, capacity=capacity)
+        return ops.avg_pool3d(x, *self._geometry, count_include_empty=counted, out=out, capacity=capacity)
 
 
 class SumPool3d(_Pool):
     """Sum over the active inputs of each window."""
 
-    def __call__(self, x: SparseTensor, capacity: int | None = None) -> SparseTensor:
-        return ops.sum_pool3d(x, *self._geometry, capacity=capacity)
+    def __call__(
+        self, x: SparseTensor, capacity: int | None = None, out: Target | None = None
+    ) -> SparseTensor:
+        return ops.sum_pool3d(x, *self._geometry, out=out, capacity=capacity)
 
 
 class GlobalMaxPool(Module):

@@ -71,6 +71,16 @@ def test_transposed_layers():
     assert made.num_active == 8 * down.num_active and made.stride == (1, 1, 1)
 
 
+@pytest.mark.parametrize("kind", ["MaxPool3d", "AvgPool3d", "SumPool3d", "MaxPool2d"])
+def test_pools_onto_known_sites(kind):
+    """On its own sites: spconv's SparseMaxPool2d(subm=True), by which VoxelNeXt finds peaks."""
+    x = cloud()
+    y = getattr(ms.nn, kind)(3, stride=1, padding=1)(x, out=x)
+    operator, flat = getattr(ms.ops, f"{kind[:3].lower()}_pool3d"), kind.endswith("2d")
+    want = operator(x, (3, 3, 1), 1, (1, 1, 0), out=x) if flat else operator(x, 3, 1, 1, out=x)
+    assert y.key is x.key and mx.array_equal(y.feats, want.feats)
+
+
 def test_global_pools():
     x = cloud()
     rows = [np.array(f) for f in x.decomposed_features]
