@@ -40,6 +40,11 @@ def _gelu(layer: Any, x: mx.array) -> mx.array:
     return (activation.gelu if layer._approx == "none" else activation.gelu_approx)(x, len(x))
 
 
+def _log_softmax(_: Any, x: mx.array) -> mx.array:
+    """MLX 0.32 writes past the memory of its own where there is one channel; then it is log 1."""
+    return x - x if x.shape[1] == 1 else mlx.nn.log_softmax(x)
+
+
 def _on_rows(
     layer: Any, *, zero: bool = False, function: Callable[[Any, mx.array], mx.array] | None = None
 ) -> Any:
@@ -79,7 +84,7 @@ HardTanh = _on_rows(mlx.nn.HardTanh)
 Hardswish = _on_rows(mlx.nn.Hardswish)
 LeakyReLU = _on_rows(mlx.nn.LeakyReLU, zero=True)
 LogSigmoid = _on_rows(mlx.nn.LogSigmoid)
-LogSoftmax = _on_rows(mlx.nn.LogSoftmax)  # over the channels, as Softmax and Softmin
+LogSoftmax = _on_rows(mlx.nn.LogSoftmax, function=_log_softmax)  # over the channels, as Softmax and Softmin
 Mish = _on_rows(mlx.nn.Mish)
 PReLU = _on_rows(mlx.nn.PReLU)
 ReLU = _on_rows(mlx.nn.ReLU, zero=True)

@@ -124,6 +124,16 @@ def test_no_rows_are_no_rows(name):
     assert np.array(gradient).shape == (0, 6)
 
 
+def test_log_softmax_of_one_channel():
+    """mlx.nn.log_softmax, compiled, ends the process on the CPU."""
+    mx.enable_compile()
+    x = from_numpy([[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 2]], [[5.0], [-3.0], [np.inf]])
+    for _ in range(20):
+        got = to_numpy(ms.nn.LogSoftmax()(x).feats)[:, 0]
+    mx.disable_compile()
+    np.testing.assert_array_equal(got, [0, 0, np.nan])
+
+
 def test_the_slope_of_prelu_is_learned():
     layer = ms.nn.PReLU(2)
     x = from_numpy([[0, 0, 0, 0], [0, 0, 0, 1]], [[-1.0, 2.0], [-3.0, -5.0]])
