@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,13 +96,25 @@ def check_support(support: str) -> str:
     return support
 
 
+def _warn_of_place(size: Triple, dilation: Triple, padding: Triple) -> None:
+    """Of an odd submanifold kernel off its centre: networks for spconv have paddings that are not read."""
+    centre = tuple((k - 1) // 2 * d for k, d in zip(size, dilation))
+    if any(k % 2 and p != middle for k, p, middle in zip(size, padding, centre)):
+        warnings.warn(
+            f"padding={padding} puts a submanifold kernel {size} off its centre, which is {centre}: leave "
+            "padding out to centre it, as spconv does whatever its padding says",
+            stacklevel=3,
+        )
+
+
 class SubmConv3d(_Conv):
     """Submanifold convolution: the output lives on the input's sites.
 
     Args:
         in_channels, out_channels: channels, both divisible by `groups`.
         kernel_size, dilation: int or (x, y, z).
-        padding: ((K - 1) // 2) * dilation by default, which centres odd kernels.
+        padding: ((K - 1) // 2) * dilation by default, which centres odd kernels; a warning tells of odd ones
+            that it moves off their centre. (spconv centres them whatever its padding says.)
         bias: learn an additive bias.
     """
 
@@ -117,6 +130,8 @@ class SubmConv3d(_Conv):
     ):
         super().__init__(in_channels, out_channels, kernel_size, dilation, groups, bias)
         self.padding: Triple | None = None if padding is None else triple(padding, "padding")
+        if self.padding is not None:
+            _warn_of_place(triple(kernel_size, "kernel_size"), self.dilation, self.padding)
 
     def __call__(self, x: SparseTensor) -> SparseTensor:
         return ops.subm_conv3d(  # looking up an attribute of a Module takes ten times as long as an item

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import mlx.core as mx
 import mlx.nn
@@ -60,6 +61,17 @@ def test_layer_is_its_operator(layer, operator):
     got, want = layer(x), operator(x, layer)
     assert got.coords.tolist() == want.coords.tolist() and got.stride == want.stride
     np.testing.assert_array_equal(np.array(got.feats), np.array(want.feats))
+
+
+def test_an_odd_submanifold_kernel_off_its_centre_is_told_of():
+    """PTv3 has SubMConv3d(kernel_size=5, padding=1) of spconv, which centres it all the same."""
+    with pytest.warns(UserWarning, match=r"padding=\(1, 1, 1\) .* off its centre, which is \(2, 2, 2\)"):
+        ms.nn.SubmConv3d(3, 4, 5, padding=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ms.nn.SubmConv3d(3, 4, 3, padding=1)
+        ms.nn.SubmConv3d(3, 4, (5, 1, 3), dilation=2, padding=(4, 0, 2))
+        ms.nn.SubmConv3d(3, 4, 2, padding=1)  # either anchoring of an even kernel
 
 
 def test_transposed_layers():
