@@ -6,7 +6,6 @@ type stays one whatever the type of a parameter.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -26,12 +25,6 @@ __all__ = ["Identity"]  # takes anything as it is
 def live_rows(x: SparseTensor) -> mx.array:
     """Features with padding rows as 0, whatever they hold: (capacity, C)."""
     return x.feats if x.clean else zero_padding(x.feats, x.active_rows)
-
-
-@functools.partial(mx.compile, shapeless=True)
-def _elu(x: mx.array, alpha: float) -> mx.array:
-    """mlx.nn.elu, whose gradient is NaN where exp(x) is infinite: past 11 in float16, past 88 in float32."""
-    return mx.where(x > 0, x, alpha * (mx.exp(mx.where(x > 0, 0, x)) - 1))
 
 
 def _gelu(layer: Any, x: mx.array) -> mx.array:
@@ -76,7 +69,7 @@ def _on_rows(
 
 CELU = _on_rows(mlx.nn.CELU)
 Dropout = _on_rows(mlx.nn.Dropout)  # elementwise; nothing in evaluation
-ELU = _on_rows(mlx.nn.ELU, zero=True, function=lambda layer, x: _elu(x, layer._alpha))
+ELU = _on_rows(mlx.nn.ELU, zero=True, function=lambda layer, x: activation.elu(x, len(x), layer._alpha))
 GELU = _on_rows(mlx.nn.GELU, zero=True, function=_gelu)
 GLU = _on_rows(mlx.nn.GLU)  # halves the channels
 HardShrink = _on_rows(mlx.nn.HardShrink)
@@ -90,7 +83,7 @@ PReLU = _on_rows(mlx.nn.PReLU)
 ReLU = _on_rows(mlx.nn.ReLU, zero=True)
 ReLU2 = _on_rows(mlx.nn.ReLU2, zero=True)
 ReLU6 = _on_rows(mlx.nn.ReLU6, zero=True)
-SELU = _on_rows(mlx.nn.SELU, function=lambda _, x: _elu(x, 1.67326) * 1.0507)
+SELU = _on_rows(mlx.nn.SELU, function=lambda _, x: activation.elu_graph(x, 1.67326) * 1.0507)
 SiLU = _on_rows(mlx.nn.SiLU, zero=True, function=lambda _, x: activation.silu(x, len(x)))
 Sigmoid = _on_rows(mlx.nn.Sigmoid)
 Softmax = _on_rows(mlx.nn.Softmax)
