@@ -119,8 +119,8 @@ for (int it = 1 - STAGES; it < steps; it++) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
   // Of two simdgroups that share a core's multipliers one copies while the other multiplies.
-  for (int half = 0; half < 2; half++) {
-    if (half == (sg / 4) % 2) {
+  for (int turn = 0; turn < 2; turn++) {
+    if (turn == (sg / 4) % 2) {
       if (it + STAGES - 1 < steps) {
         int k0 = pc * BK, base = put * NS * SLOT;
         if (MODE == 2) {

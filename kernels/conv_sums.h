@@ -22,32 +22,34 @@ template <typename T, int M, int N, int EXACT, int FOURS> struct conv_sums {
   typedef tile_mma<T, M, N, EXACT> sums;
   static constexpr constant int ROWS = sums::ROWS, COLS = sums::COLS;
   sums acc;
-  METAL_FUNC void clear(uint lane) { acc.clear(lane); }
-  METAL_FUNC void landed() {}
+  conv_sums() thread = default;
+  METAL_FUNC void clear(uint lane) thread { acc.clear(lane); }
+  METAL_FUNC void landed() thread {}
   template <int BK, int LDA, int LDB, bool TURNED>
-  METAL_FUNC void multiply(const threadgroup T* a, const threadgroup T* b, int, int sm, int sn) {
+  METAL_FUNC void multiply(const threadgroup T* a, const threadgroup T* b, int, int sm, int sn) thread {
     acc.template mma<BK, LDA, TURNED, LDB, !TURNED>(a + (TURNED ? sm : sm * LDA), b + (TURNED ? sn : sn * LDB));
   }
-  METAL_FUNC void done() {}
-  METAL_FUNC int row(int i) const { return acc.row(i); }
-  METAL_FUNC int col(int j) const { return acc.col(j); }
-  METAL_FUNC float get(int i, int j, int e) { return acc.get(i, j, e); }
+  METAL_FUNC void done() thread {}
+  METAL_FUNC int row(int i) const thread { return acc.row(i); }
+  METAL_FUNC int col(int j) const thread { return acc.col(j); }
+  METAL_FUNC float get(int i, int j, int e) thread { return acc.get(i, j, e); }
 };
 // Four simdgroups have M / 16 parts of 64 rows, each 16 rows of every part.
 template <typename T, int M, int N> struct conv_sums<T, M, N, 0, 1> {
   typedef tile_mma<T, 16, N, 0> sums;
   static constexpr constant int PARTS = M / 16, EACH = sums::ROWS, ROWS = PARTS * EACH, COLS = sums::COLS;
   sums acc[PARTS];
-  METAL_FUNC void clear(uint lane) {
+  conv_sums() thread = default;
+  METAL_FUNC void clear(uint lane) thread {
     TILE_UNROLL
     for (int p = 0; p < PARTS; p++) acc[p].clear(lane);
   }
-  METAL_FUNC void landed() {
+  METAL_FUNC void landed() thread {
     done();
     group_fence();
   }
   template <int BK, int LDA, int LDB, bool TURNED>
-  METAL_FUNC void multiply(const threadgroup T* a, const threadgroup T* b, int sg, int, int) {
+  METAL_FUNC void multiply(const threadgroup T* a, const threadgroup T* b, int sg, int, int) thread {
     TILE_UNROLL
     for (int p = 0; p < PARTS; p++) group_start(acc[p]);
     TILE_UNROLL
@@ -55,12 +57,12 @@ template <typename T, int M, int N> struct conv_sums<T, M, N, 0, 1> {
       group_mma<BK, !TURNED, !TURNED, 64 * BK>(acc[p], a + (sg / 4 * PARTS + p) * (64 * BK), b, sg % 4);
     group_close();
   }
-  METAL_FUNC void done() {
+  METAL_FUNC void done() thread {
     TILE_UNROLL
     for (int p = 0; p < PARTS; p++) group_wait<0>(acc[p]);
   }
-  METAL_FUNC int row(int i) const { return i / EACH * 64 + acc[0].row(i % EACH); }
-  METAL_FUNC int col(int j) const { return acc[0].col(j); }
-  METAL_FUNC float get(int i, int j, int e) { return acc[i / EACH].get(i % EACH, j, e); }
+  METAL_FUNC int row(int i) const thread { return i / EACH * 64 + acc[0].row(i % EACH); }
+  METAL_FUNC int col(int j) const thread { return acc[0].col(j); }
+  METAL_FUNC float get(int i, int j, int e) thread { return acc[i / EACH].get(i % EACH, j, e); }
 };
 #endif

@@ -23,7 +23,7 @@ template <int STEPS> struct digit_steps {
 
   // i: the place of this lane in the first step. All loads are on their way before the first is needed.
   METAL_FUNC void load(
-      const device uint* keys, const device int* rows, uint i, uint n, bool first, int shift, int bits) {
+      const device uint* keys, const device int* rows, uint i, uint n, bool first, int shift, int bits) thread {
     for (int r = 0; r < STEPS; r++) {
       uint at = i + 32u * uint(r);
       row[r] = at >= n ? -1 : first ? int(at) : min(rows[at], int(n) - 1);
@@ -36,10 +36,10 @@ template <int STEPS> struct digit_steps {
     }
   }
 
-  METAL_FUNC uint before(int r, uint lane) { return uint(popcount(alike[r] & ((1u << lane) - 1u))); }
+  METAL_FUNC uint before(int r, uint lane) thread { return uint(popcount(alike[r] & ((1u << lane) - 1u))); }
 
   // Adds this simdgroup's places of each digit to counts[128], which it alone writes.
-  METAL_FUNC void count(threadgroup int* counts, uint lane) {
+  METAL_FUNC void count(threadgroup int* counts, uint lane) thread {
     for (int r = 0; r < STEPS; r++) {
       if (alike[r] != 0u && before(r, lane) == 0u) counts[digit[r]] += int(popcount(alike[r]));
       simdgroup_barrier(mem_flags::mem_threadgroup);

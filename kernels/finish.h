@@ -12,8 +12,8 @@ template <typename T> struct conv_norm {
   int outs;
   bool own;
   float eps;
-  METAL_FUNC float scale(int c) { return own ? metal::rsqrt(float(var[c]) + eps) * float(gain[c]) : line[c]; }
-  METAL_FUNC float shift(int c, float scale) {
+  METAL_FUNC float scale(int c) thread { return own ? metal::rsqrt(float(var[c]) + eps) * float(gain[c]) : line[c]; }
+  METAL_FUNC float shift(int c, float scale) thread {
     return own ? float(offset[c]) - float(mean[c]) * scale : line[outs + c];
   }
 };
@@ -32,7 +32,7 @@ template <typename T, int V> struct conv_finish {
   const device T* add;
   int outs;
   bool more, relu;
-  METAL_FUNC void begin(conv_norm<T> norm, const device T* added, const device int* dims, int channels, int c) {
+  METAL_FUNC void begin(conv_norm<T> norm, const device T* added, const device int* dims, int channels, int c) thread {
     outs = channels;
     add = added + size_t(c);
     more = dims[12] != 0;
@@ -43,11 +43,11 @@ template <typename T, int V> struct conv_finish {
       shift[e] = norm.shift(c + e, scale[e]);
     }
   }
-  METAL_FUNC void read(thread norm_piece<T>& q, int row) {
+  METAL_FUNC void read(thread norm_piece<T>& q, int row) thread {
     q.clear();
     if (more) q.load(add + size_t(row) * size_t(outs), V, true);
   }
-  METAL_FUNC void row(threadgroup T* at, thread norm_piece<T>& q) {
+  METAL_FUNC void row(threadgroup T* at, thread norm_piece<T>& q) thread {
     TILE_UNROLL
     for (int e = 0; e < V; e++) {
       float value = float(at[e]) * scale[e] + shift[e] + q.get(e);
@@ -56,8 +56,8 @@ template <typename T, int V> struct conv_finish {
   }
 };
 template <typename T> struct conv_finish<T, 0> {
-  METAL_FUNC void begin(conv_norm<T>, const device T*, const device int*, int, int) {}
-  METAL_FUNC void read(thread norm_piece<T>&, int) {}
-  METAL_FUNC void row(threadgroup T*, thread norm_piece<T>&) {}
+  METAL_FUNC void begin(conv_norm<T>, const device T*, const device int*, int, int) thread {}
+  METAL_FUNC void read(thread norm_piece<T>&, int) thread {}
+  METAL_FUNC void row(threadgroup T*, thread norm_piece<T>&) thread {}
 };
 #endif

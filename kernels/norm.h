@@ -3,24 +3,24 @@
 #ifndef MLXSPARSE_NORM
 #define MLXSPARSE_NORM
 METAL_FUNC float norm_value(uint word, int, float) { return as_type<float>(word); }
-template <typename T> METAL_FUNC float norm_value(uint word, int half, T) {
-  return float(as_type<T>(ushort(word >> uint(16 * half))));
+template <typename T> METAL_FUNC float norm_value(uint word, int part, T) {
+  return float(as_type<T>(ushort(word >> uint(16 * part))));
 }
 METAL_FUNC uint norm_word(float x, int, float) { return as_type<uint>(x); }
-template <typename T> METAL_FUNC uint norm_word(float x, int half, T) {
-  return uint(as_type<ushort>(T(x))) << uint(16 * half);
+template <typename T> METAL_FUNC uint norm_word(float x, int part, T) {
+  return uint(as_type<ushort>(T(x))) << uint(16 * part);
 }
 template <typename T> struct norm_piece {
   static constexpr constant int PER = 4 / int(sizeof(T)); // values of a word
   uint w[4];
-  METAL_FUNC void clear() {
+  METAL_FUNC void clear() thread {
     TILE_UNROLL
     for (int i = 0; i < 4; i++) w[i] = 0u;
   }
-  METAL_FUNC float get(int i) { return norm_value(w[i / PER], i % PER, T(0.0f)); }
-  METAL_FUNC void set(int i, float x) { w[i / PER] |= norm_word(x, i % PER, T(0.0f)); }
+  METAL_FUNC float get(int i) thread { return norm_value(w[i / PER], i % PER, T(0.0f)); }
+  METAL_FUNC void set(int i, float x) thread { w[i / PER] |= norm_word(x, i % PER, T(0.0f)); }
   // n values exist at p; wide: all of them, and p is aligned
-  METAL_FUNC void load(const device T* p, int n, bool wide) {
+  METAL_FUNC void load(const device T* p, int n, bool wide) thread {
     if (wide) {
       uint4 raw = *(const device uint4*)p;
       w[0] = raw.x;
@@ -34,7 +34,7 @@ template <typename T> struct norm_piece {
         if (i < n) set(i, float(p[i]));
     }
   }
-  METAL_FUNC void store(device T* p, int n, bool wide) {
+  METAL_FUNC void store(device T* p, int n, bool wide) thread {
     if (wide) {
       uint4 raw;
       raw.x = w[0];

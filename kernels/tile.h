@@ -36,7 +36,8 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
   simdgroup_matrix<float, 8, 8> c[MN];
   int fm, fn; // where this lane's two elements lie in an 8x8 matrix (the map that MLX's own kernels rely on)
 
-  METAL_FUNC void clear(uint lane) {
+  tile_mma() thread = default; // the matrices have no other
+  METAL_FUNC void clear(uint lane) thread {
     fm = int((lane / 4) & 4) + int((lane / 2) % 4);
     fn = int((lane / 4) & 2) * 2 + int(lane % 2) * 2;
     TILE_UNROLL
@@ -44,7 +45,7 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
   }
 
   template <int K, int LDA, bool TA, int LDB, bool TB>
-  METAL_FUNC void mma(const threadgroup T* a, const threadgroup T* b) {
+  METAL_FUNC void mma(const threadgroup T* a, const threadgroup T* b) thread {
     TILE_UNROLL
     for (int k = 0; k < K; k += 8) {
       simdgroup_matrix<T, 8, 8> fa[MI];
@@ -67,20 +68,20 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
     }
   }
 
-  METAL_FUNC int row(int i) const { return i * 8 + fm; }
-  METAL_FUNC int col(int j) const { return j * 8 + fn; }
-  METAL_FUNC float get(int i, int j, int e) { return c[i * NI + j].thread_elements()[e]; }
+  METAL_FUNC int row(int i) const thread { return i * 8 + fm; }
+  METAL_FUNC int col(int j) const thread { return j * 8 + fn; }
+  METAL_FUNC float get(int i, int j, int e) thread { return c[i * NI + j].thread_elements()[e]; }
 };
 
 // Loads wait in registers while the simdgroup multiplies.
 template <typename T, int COUNT, bool REUSE = false> struct tile_copy {
   uint4 v[COUNT];
   threadgroup T* to[COUNT];
-  METAL_FUNC void fetch(int i, threadgroup T* dst, const device T* src, bool ok) {
+  METAL_FUNC void fetch(int i, threadgroup T* dst, const device T* src, bool ok) thread {
     to[i] = dst;
     v[i] = ok ? *(const device uint4*)src : uint4(0);
   }
-  METAL_FUNC void land() {
+  METAL_FUNC void land() thread {
     TILE_UNROLL
     for (int i = 0; i < COUNT; i++) *(threadgroup uint4*)to[i] = v[i];
   }

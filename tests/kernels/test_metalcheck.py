@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mlxsparse.backend import kernel_text, library
 from tools.metalcheck import __main__ as metalcheck
 from tools.metalcheck import mutate, selftest, toolchain
 from tools.metalcheck.lint import lint
@@ -21,6 +22,8 @@ LACKING = toolchain.missing()
         ("", "if (i > 3u) return;\nthreadgroup_barrier(mem_flags::mem_threadgroup);", "return before"),
         ("", "// reads x_shape\n", "x_shape in a comment"),
         ("int counter = 0;", "", "constant address space"),
+        ("struct S { int x; int f(int i) { return x + i; } };", "", "without `thread`"),
+        ("", "int kernel = 1;", "reserves"),
     ],
 )
 def test_lint_finds(header: str, body: str, found: str) -> None:
@@ -31,9 +34,14 @@ def test_lint_accepts_right_text() -> None:
     assert [lint(header, body) for header, body in RIGHT.values()] == [[]] * len(RIGHT)
 
 
+@pytest.mark.parametrize("name", library.KERNELS)
+def test_shipped_kernels_pass_the_lint(name: str) -> None:
+    assert lint(kernel_text.header(library.KERNELS[name]), library.text(f"{name}.metal")) == []
+
+
 @pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
 def test_every_planted_mistake_in_text_is_found() -> None:
-    assert len(WRONG) >= 38
+    assert len(WRONG) >= 45
     assert list(selftest.missed_in_text()) == []
 
 

@@ -16,6 +16,9 @@ _FORBIDDEN = {
     r"\bthread_local\b": "no thread_local",
     r"\basm\b": "no inline assembly",
     r"\bstd::": "no std::",
+    # What Metal and its headers define besides types; clang takes them for names.
+    r"\b(?:kernel|vertex|fragment|ray_data|object_data|threadgroup_imageblock|llong|ullong|quad|complex"
+    r"|imaginary|restrict|assert|main)\b": "a word that Metal reserves",
     # The launcher passes row-contiguous arrays and one `dims` array; MLX finds these names in comments too.
     r"\b\w+_(?:shape|strides|ndim)\b": "no *_shape, *_strides or *_ndim: pass sizes in dims",
 }
@@ -67,6 +70,7 @@ def _violations(where: str, text: str) -> Iterator[tuple[int, str]]:
             yield m.start(), message
     for m in re.finditer(_THREADGROUP + "=", text):
         yield m.start(), "threadgroup variable with an initialiser"
+    yield from _members(text)
     if where == "header":
         for m in re.finditer(_THREADGROUP + ";", text):
             yield m.start(), "threadgroup variable outside a kernel's body"
@@ -87,6 +91,25 @@ def _pointers(where: str, text: str) -> Iterator[tuple[int, str]]:
         if text[m.start()] in "(,<" and where == "body":  # an argument: an expression, not a declaration
             continue
         yield m.start(3), f"pointer or reference without an address space: '{m.group(0).strip(' ;{}(,')}'"
+
+
+def _members(text: str) -> Iterator[tuple[int, str]]:
+    """Member functions without `thread` behind their arguments: from Metal 4.1 on (macOS 27) `this` points to
+    no address space by itself, and what belongs to it cannot be passed as a `thread T&`."""
+    for m in re.finditer(r"\bstruct\s+\w+(?:<[^{};]*>)?\s*\{", text):
+        start, depth = m.end(), 1
+        for brace in re.finditer(r"[{}]", text[m.end() :]):
+            at = m.end() + brace.start()
+            if brace.group() == "}":
+                depth -= 1
+                if depth == 0:
+                    break
+                start = at + 1
+                continue
+            head = text[start:at].rpartition(";")[2]
+            if depth == 1 and re.search(r"\)\s*(?:const\s*)?$", head) and "static" not in head.split():
+                yield at, "a member function without `thread` behind its arguments"
+            depth += 1
 
 
 def _program_scope(text: str) -> Iterator[tuple[int, str]]:

@@ -8,6 +8,11 @@ RIGHT: dict[str, tuple[str, str]] = {
         "inline float f(const device float* p, uint i) { return p[i]; }",
         "out[thread_position_in_grid.x] = f(inp, 0);",
     ),
+    "a member function": (
+        "struct S { float x; float f(int i) thread { if (i > 0) { x += 1.0f; } return x; } "
+        "static int g() { return 1; } };",
+        "S s; s.x = inp[0]; out[0] = s.f(S::g());",
+    ),
     "unsuffixed literals": (
         "",
         "out[0] = inp[0] * 2.0 + 1.5;",
@@ -33,7 +38,7 @@ WRONG: dict[str, tuple[str, str]] = {
         "threadgroup float t[4]; t[0] = inp[0]; out[0] = *(float*)t;",
     ),
     "cast to another AS": (
-        "template <typename T> struct S { threadgroup T* to; void f() { *(device int*)to = 1; } };",
+        "template <typename T> struct S { threadgroup T* to; void f() thread { *(device int*)to = 1; } };",
         "threadgroup float t[4]; S<float> s; s.to = t; s.f(); out[0] = 1.0f;",
     ),
     "cast of an expression to another AS": (
@@ -189,6 +194,22 @@ WRONG: dict[str, tuple[str, str]] = {
     "shape of undeclared input": (
         "",
         "out[0] = float(foo_shape[0]);",
+    ),
+    "a type's name for a variable": (
+        "inline float f(int half) { return float(half); }",
+        "out[0] = f(1);",
+    ),
+    "a reserved word for a variable": (
+        "",
+        "int kernel = 1; out[0] = float(kernel);",
+    ),
+    "a member function of no address space": (
+        "struct S { float x; float f() const { return x; } };",
+        "S s; s.x = inp[0]; out[0] = s.f();",
+    ),
+    "C++17: arguments of a class template from its constructor": (
+        "template <typename T> struct S { T x; S(T y) thread : x(y) {} };",
+        "S s(inp[0]); out[0] = s.x;",
     ),
     "missing barrier flag arg": (
         "",

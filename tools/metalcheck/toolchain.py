@@ -21,7 +21,11 @@ _DIALECT = (
     "-Xclang -cl-single-precision-constant -Xclang -ffloat16-excess-precision=none -fno-exceptions -fno-rtti "
     "-fno-strict-aliasing -ffp-contract=off -ftrivial-auto-var-init=pattern"
 ).split() + [f"-I{HERE / 'include'}"]
-_TYPED = ["-fsyntax-only", "-DMSL_AS=1", "-fno-caret-diagnostics", "-Werror=implicit-float-conversion"]
+# Metal is C++14 before macOS 26, and takes `if constexpr`.
+_TYPED = (
+    "-std=c++14 -Wno-c++17-extensions -fsyntax-only -DMSL_AS=1 -fno-caret-diagnostics "
+    "-Werror=implicit-float-conversion"
+).split()
 # Flags of the compiler, and what runtime.cpp is told. To optimise what the address sanitizer adds takes clang
 # far longer than kernels take to run.
 SANITIZERS = {
@@ -92,7 +96,7 @@ def diagnose(source: str) -> tuple[bool, str]:
     _require()
     path = _cached("check", source, [])
     if not path.exists():
-        done = _clang(["-x", "c++", "-", *_TYPED, *_DIALECT], source)
+        done = _clang(["-x", "c++", "-", *_DIALECT, *_TYPED], source)
         _write(path, f"{done.returncode}\n{done.stderr}")
     code, _, text = path.read_text().partition("\n")
     return code == "0", text

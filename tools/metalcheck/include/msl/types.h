@@ -34,7 +34,7 @@ typedef unsigned long ulong;
 typedef unsigned long size_t;
 typedef long ptrdiff_t;
 typedef unsigned long uintptr_t;
-typedef _Float16 half;
+#define half _Float16 // a keyword, as in Metal: no name of a variable
 #define INFINITY __builtin_inff()
 #define NAN __builtin_nanf("")
 #define FLT_MAX 3.402823466e+38f
@@ -46,7 +46,7 @@ typedef _Float16 half;
 #if MSL_AS
 // A builtin type: structs cannot live in address spaces in plain C++. -Werror=implicit-float-conversion makes
 // float -> bfloat and float -> half explicit.
-typedef __bf16 bfloat;
+#define bfloat __bf16
 #else
 // bfloat: float->bfloat is explicit (MSL 2.1), bfloat->float implicit
 struct bfloat {
