@@ -24,6 +24,7 @@ LACKING = toolchain.missing()
         ("int counter = 0;", "", "constant address space"),
         ("struct S { int x; int f(int i) { return x + i; } };", "", "without `thread`"),
         ("", "int kernel = 1;", "reserves"),
+        ("", "// \u00b5", "not ASCII"),
     ],
 )
 def test_lint_finds(header: str, body: str, found: str) -> None:
@@ -41,7 +42,7 @@ def test_shipped_kernels_pass_the_lint(name: str) -> None:
 
 @pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
 def test_every_planted_mistake_in_text_is_found() -> None:
-    assert len(WRONG) >= 45
+    assert len(WRONG) >= 46
     assert list(selftest.missed_in_text()) == []
 
 

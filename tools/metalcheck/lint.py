@@ -52,6 +52,8 @@ def lint(header: str, body: str) -> list[str]:
     for where, text in (("header", without_comments(header)), ("body", without_comments(body))):
         for position, message in sorted(_violations(where, text)):
             found.append(f"{where}:{text.count(chr(10), 0, position) + 1}: {message}")
+    if not (header + body).isascii():
+        found.append("text: not ASCII, which is how MLX hands it to Metal")
     # Comments count here: MLX looks for these names in the whole source.
     names = re.finditer(r"\b\w+_(?:shape|strides|ndim)\b", body)
     spoken = without_comments(body)

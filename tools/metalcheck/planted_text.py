@@ -207,6 +207,10 @@ WRONG: dict[str, tuple[str, str]] = {
         "struct S { float x; float f() const { return x; } };",
         "S s; s.x = inp[0]; out[0] = s.f();",
     ),
+    "a letter that is not ASCII": (
+        "",
+        "out[0] = inp[0]; // \u00b5",
+    ),
     "C++17: arguments of a class template from its constructor": (
         "template <typename T> struct S { T x; S(T y) thread : x(y) {} };",
         "S s(inp[0]); out[0] = s.x;",
