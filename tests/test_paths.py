@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import mlxsparse as ms
-from mlxsparse.backend import tuning
+from mlxsparse.backend import kernel_conv, tuning
 from mlxsparse.cli import tune
 from mlxsparse.cli.main import main
+from mlxsparse.engine import block_kernel
 from mlxsparse.errors import CheckpointError, MLXSparseError
 from tests.static_cases import kernels as kernels
 from tests.static_cases import needs_kernels, tensor, weight
@@ -25,7 +26,7 @@ pytestmark = needs_kernels
 def no_table(monkeypatch, tmp_path):
     monkeypatch.setenv("MLXSPARSE_TUNING", str(tmp_path / "tuning.json"))
     monkeypatch.delenv("MLXSPARSE_PATH", raising=False)
-    monkeypatch.setenv("MLXSPARSE_FP32", "tf32")  # so that every path may run on CUDA
+    monkeypatch.setenv("MLXSPARSE_FP32", "tf32")  # so that every path may run on every GPU
     tuning.forget()
     yield
     tuning.forget()
@@ -54,8 +55,48 @@ def test_paths_agree(kernels, dtype, capacity, monkeypatch):
             results[path] = outcome(x, w, b, stride=2, support="parents")
     for path in tuning.PATHS[1:]:
         for got, wanted in zip(results[path], results["tiles"]):
-            close = 2e-2 if dtype != mx.float32 or ms.backend.library.on_cuda() else 1e-5
+            close = 2e-2 if dtype != mx.float32 or kernel_conv.products_in_tf32() else 1e-5
             np.testing.assert_allclose(got, wanted, rtol=close, atol=close * max(1, np.abs(wanted).max()))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "switch", "wanted"),
+    [("applegpu_g13g", "", False), ("applegpu_g16d", "", False), ("applegpu_g17s", "", True),
+     ("applegpu_g17s", "0", False), ("", "", False)],
+)  # fmt: skip
+def test_apple_gpus_whose_matrix_units_round_float32(architecture, switch, wanted, monkeypatch):
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda *_: {"architecture": architecture})
+    monkeypatch.setenv("MLX_ENABLE_TF32", switch)
+    kernel_conv._neural_accelerators.cache_clear()
+    try:
+        assert kernel_conv._neural_accelerators() is wanted
+    finally:
+        kernel_conv._neural_accelerators.cache_clear()
+
+
+def test_products_in_tf32_stand_for_float32_only_where_that_is_asked_for(kernels, monkeypatch):
+    x, w = tensor(40), weight(5, 3, 4)
+    monkeypatch.setattr(kernel_conv, "products_in_tf32", lambda: True)
+    with tuning.forced("gather"):
+        ms.ops.subm_conv3d(x, w)
+        monkeypatch.setenv("MLXSPARSE_FP32", "near")
+        with pytest.raises(MLXSparseError, match="MLXSPARSE_FP32=tf32 alone"):
+            ms.ops.subm_conv3d(x, w)
+        ms.ops.subm_conv3d(x.astype(mx.float16), w.astype(mx.float16))
+        monkeypatch.setattr(kernel_conv, "products_in_tf32", lambda: False)
+        ms.ops.subm_conv3d(x, w)
+
+
+@pytest.mark.parametrize(("tf32", "products"), [(True, 3), (False, 1)])
+def test_whole_block_matrices_are_multiplied_in_parts_where_float32_is_rounded(tf32, products, monkeypatch):
+    monkeypatch.setenv("MLXSPARSE_FP32", "near")
+    monkeypatch.setattr(block_kernel, "products_in_tf32", lambda: tf32)
+    a, b = mx.random.normal((1, 1, 24, 40)), mx.random.normal((1, 1, 40, 8))
+    calls = []
+    monkeypatch.setattr(mx.array, "__matmul__", lambda a, b: calls.append(1) or mx.matmul(a, b))
+    np.testing.assert_allclose(block_kernel._product(a, b), mx.matmul(a, b), rtol=1e-5, atol=1e-5)
+    assert len(calls) == products
 
 
 def test_choice_by_variable_and_table_is_traced(kernels, monkeypatch, capfd):

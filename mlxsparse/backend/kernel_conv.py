@@ -6,13 +6,15 @@ the same bits.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
+import re
 
 import mlx.core as mx
 
 from ..errors import MLXSparseError, ShapeError
-from .library import blocks, check_array, filled, launch, unread
+from .library import blocks, check_array, filled, launch, on_cuda, unread
 
 THREADS = 128
 BM, BN = 64, 32  # rows and channels of a tile in conv.metal
@@ -30,6 +32,19 @@ def fp32_mode(dtype: mx.Dtype) -> int:
     if mode not in FP32_MODES:
         raise MLXSparseError(f'MLXSPARSE_FP32 must be "near", "exact" or "tf32", got {mode!r}')
     return FP32_MODES[mode]
+
+
+def products_in_tf32() -> bool:
+    """Whether MLX's own products of float32 are in TF32: on CUDA, and on Apple's GPUs from the M5 on."""
+    return on_cuda() or _neural_accelerators()
+
+
+@functools.cache
+def _neural_accelerators() -> bool:
+    if not mx.metal.is_available() or os.environ.get("MLX_ENABLE_TF32") == "0":
+        return False
+    generation = re.fullmatch(r"\D*(\d+)\D", str(mx.device_info(mx.gpu).get("architecture", "")))
+    return generation is not None and int(generation[1]) >= 17
 
 
 def _check_weight(w: mx.array, taps: int, groups: int) -> None:

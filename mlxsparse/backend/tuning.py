@@ -81,9 +81,9 @@ def _choice(case: Case, possible: tuple[str, ...], wanted: str, device: str) -> 
         if _checked(wanted, "MLXSPARSE_PATH") not in possible:
             raise MLXSparseError(
                 f"the path {wanted!r} was forced, and this convolution ({case}) can only take {possible}: "
-                "groups take 'rows' alone, float32 on CUDA takes 'gather' and 'dense' with "
-                "MLXSPARSE_FP32=tf32 alone, and 'dense' takes sets that fill a sixteenth of known bounds, "
-                "forwards"
+                "groups take 'rows' alone, float32 on CUDA or an M5 takes 'gather' and 'dense' "
+                "with MLXSPARSE_FP32=tf32 alone, and 'dense' takes sets that fill a sixteenth of known "
+                "bounds, forwards"
             )
         found, why = wanted, "forced"
     else:

@@ -12,7 +12,7 @@ import numpy as np
 from ..backend import kernel_block_tiles, kernel_blocks
 from ..backend.kernel_block_tiles import Sizes
 from ..backend.kernel_blocks import DDS, DSD, SDD, Addends, Lines, Tile
-from ..backend.kernel_conv import FP32_MODES, fp32_mode
+from ..backend.kernel_conv import FP32_MODES, fp32_mode, products_in_tf32
 from ..backend.library import blocks, factory, filled
 from .block_index import BlockIndex, Side
 from .block_lists import tile_lists
@@ -141,12 +141,12 @@ def _seen(a: mx.array, transposed: bool) -> mx.array:
 
 
 def _product(a: mx.array, b: mx.array) -> mx.array:
-    """a @ b by MLX, in parts of 11 bits: its float32 keeps no more of each factor on a GPU with TF32.
+    """a @ b by MLX, of float32 in parts of 11 bits on a GPU with TF32, which keeps no more of each factor.
 
     Two parts of each factor are near fp32, three of them exact (MLXSPARSE_FP32, backend/kernel_conv.py).
     """
     mode = fp32_mode(a.dtype)
-    if a.dtype != mx.float32 or mode == FP32_MODES["tf32"]:
+    if a.dtype != mx.float32 or mode == FP32_MODES["tf32"] or not products_in_tf32():
         return a @ b
     parts = 3 if mode == FP32_MODES["exact"] else 2
     left, right = _in_parts(a, parts), _in_parts(b, parts)

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from ..backend import kernel_conv, kernel_fixed, kernel_tiles, tile_shapes, tuning
 from ..backend.autodiff import Gradient, direct, prepared
-from ..backend.library import factory, on_cuda
+from ..backend.library import factory
 from . import conv_dense, conv_gather, finish, origin
 from .device_map import DeviceMap, Side, identity
 from .neighbors import TapPairs
@@ -36,7 +36,7 @@ def convolve(
 def linear(x: mx.array, weight: mx.array, bias: mx.array | None, count: int | mx.array) -> mx.array:
     """As dense.linear: a convolution with one tap, from each active row to itself.
 
-    MLX's own product multiplies float32 in TF32 on CUDA, which is a thousand times less exact.
+    MLX's own product multiplies float32 in TF32 on CUDA and an M5, which is a thousand times less exact.
     """
     call = product("linear", x, weight, bias, identity(x.shape[0], count), 1)
     return call(x, weight) if bias is None else call(x, weight, bias)
@@ -59,7 +59,7 @@ def _path(name: str, x: mx.array, weight: mx.array, pairs: DeviceMap, groups: in
     if name != "convolution":
         return tuning.PATHS[0] if groups == 1 else "rows"
     dtype, grid = x.dtype, pairs.grid
-    in_tf32 = dtype != mx.float32 or not on_cuda() or kernel_conv.fp32_mode(dtype) == 0
+    in_tf32 = kernel_conv.fp32_mode(dtype) == 0 or not kernel_conv.products_in_tf32()
     filled = None if grid is None else grid.filled
     return _choice(dtype, weight.shape, pairs.rows_out, groups, filled, in_tf32, tuning.state())
 
@@ -74,8 +74,8 @@ def _choice(
     in_tf32: bool,
     state: Any,
 ) -> str:
-    """The path of a convolution. filled: of its grid, if it has one. in_tf32: MLX's own products, which are
-    in TF32 for float32 on CUDA, will do. state: of the tuning, which changes the choice.
+    """The path of a convolution. filled: of its grid, if it has one. in_tf32: MLX's own products will do,
+    which may be in TF32 for float32. state: of the tuning, which changes the choice.
     """
     if groups > 1:
         possible: tuple[str, ...] = ("rows",)
