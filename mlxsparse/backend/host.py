@@ -36,7 +36,10 @@ _DTYPES = {
 
 
 def silent() -> np.errstate:
-    """A context in which NumPy does not warn of NaN and infinity in features."""
+    """A context in which NumPy does not warn of NaN and infinity in features.
+
+    Nor of products that have none: before NumPy 2.4 it does on Macs, where Apple's BLAS leaves all flags set.
+    """
     return np.errstate(**_SILENT)
 
 

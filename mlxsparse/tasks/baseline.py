@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..backend.host import silent
 from .metrics import confusion_matrix
 
 _STEPS, _RATE, _DECAY = 300, 0.1, 1e-4
@@ -67,12 +68,13 @@ def fit_and_score(
     drawn = np.random.default_rng(seed).permutation(len(y))[:most]
     x, y = x[drawn], y[drawn]
     mean, deviation = x.mean(axis=0), x.std(axis=0) + 1e-9
-    weight, bias = _fit((x - mean) / deviation, y, num_classes)
     matrix = np.zeros((num_classes, num_classes), np.int64)
-    for part, labels in held_out:
-        matrix += confusion_matrix(
-            labels, ((part - mean) / deviation @ weight + bias).argmax(axis=1), num_classes
-        )
+    with silent():
+        weight, bias = _fit((x - mean) / deviation, y, num_classes)
+        for part, labels in held_out:
+            matrix += confusion_matrix(
+                labels, ((part - mean) / deviation @ weight + bias).argmax(axis=1), num_classes
+            )
     return matrix
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ..backend.host import silent
 from ..engine.sorting import distinct
 from ..errors import MLXSparseError, PointCloudError
 from ..io.cloud import COLOUR_FIELDS, INPUT_FIELDS, LABEL_FIELDS, PointCloud, colour_unit, usual_names
@@ -359,7 +360,8 @@ def turned(points: np.ndarray, angle: float, mirror: bool = False, scale: float 
     cos, sin = np.cos(angle), np.sin(angle)
     turn = np.array([[cos, -sin, 0], [sin, cos, 0], [0, 0, 1]]) * scale
     turn[:, 0] *= -1 if mirror else 1
-    return np.asarray((points - points.mean(axis=0)) @ turn)
+    with silent():
+        return np.asarray((points - points.mean(axis=0)) @ turn)
 
 
 def augmented(part: Part, rng: np.random.Generator) -> Part:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backend.host import silent
 from .raycast import ray_boxes, ray_cylinders, ray_ground, ray_spheres
 
 Surface = Callable[[Any, Any], Any]  # values at (x, y), arrays or floats
@@ -94,7 +95,8 @@ def scan(world: World, origin: np.ndarray, directions: np.ndarray, max_range: fl
     """
     rings, columns, _ = directions.shape
     # A straight ray in the tilted world is one in the level world, of the same length parameter.
-    directions = directions - directions[..., :2] @ np.array(world.slope)[:, None] * (0.0, 0.0, 1.0)
+    with silent():
+        directions = directions - directions[..., :2] @ np.array(world.slope)[:, None] * (0.0, 0.0, 1.0)
     rays = directions.reshape(-1, 3)
     distance = ray_ground(origin, rays, world.height, world.low, world.high, max_range)
     distance = distance.reshape(rings, columns)

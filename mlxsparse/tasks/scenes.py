@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..backend.host import silent
 from ..errors import ShapeError
 from ..io.cloud import PointCloud
 from ..io.las import write_las
@@ -126,7 +127,8 @@ def _scanned(
     # The world runs every way: turn the scene about the sensor, which stands over the origin.
     turn = chance.uniform(0, 2 * np.pi)
     cos, sin = np.cos(turn), np.sin(turn)
-    points[:, :2] = points[:, :2] @ np.array([[cos, sin], [-sin, cos]])
+    with silent():
+        points[:, :2] = points[:, :2] @ np.array([[cos, sin], [-sin, cos]])
     # Steps hide the last bits, in which the sine of one machine may differ from another's.
     points, intensity = np.round(points, 3), np.round(intensity.clip(0, 1), 4)
     return Scene(points.astype(np.float32), intensity.astype(np.float32), label[kept].astype(np.int32), names)

@@ -76,7 +76,8 @@ def _project(points: np.ndarray, camera: Camera) -> tuple[np.ndarray, np.ndarray
     up = np.cross(back, right)
     offset = points - (np.asarray(camera.target) + camera.distance * back)
     pixels = camera.height / 2 / np.tan(np.radians(camera.view) / 2)
-    with np.errstate(divide="ignore", invalid="ignore"):  # points without a position
+    # Points without a position; and the flags that Apple's BLAS leaves set (backend/host.py, silent).
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         depth = -offset @ back
         u = camera.width / 2 + pixels * (offset @ right) / depth
         v = camera.height / 2 - pixels * (offset @ up) / depth

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 
-from mlxsparse.tasks import baseline
+from mlxsparse.tasks import baseline, data
 
 
 def plane(normal, n=2000, seed=0):
@@ -44,3 +46,13 @@ def test_it_does_not_see_neighbours():
     labels = np.random.default_rng(0).integers(0, 2, 2000)
     matrix = baseline.fit_and_score([(table[:1000], labels[:1000])], [(table[1000:], labels[1000:])], 2)
     assert np.trace(matrix) < 0.6 * matrix.sum()
+
+
+def test_products_do_not_warn():
+    """Apple's BLAS leaves all flags set, and NumPy before 2.4 tells: here numbers that are too large do."""
+    labels = np.arange(40) % 2
+    table, far = np.random.default_rng(0).normal(size=(40, 3)) + labels[:, None], np.full((40, 3), 1e308)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        data.turned(np.array([[1.7e308, 1.7e308, 0.0], [-1e308, -1e308, 0.0]]), 0.7, scale=4.0)
+        baseline.fit_and_score([(table, labels)], [(far, labels)], 2)
