@@ -234,3 +234,15 @@ def test_a_layer_of_blocks_is_compiled_on_a_tensor(lazy):
     for run in (ms.compile, mx.compile):
         y = run(BLOCKS["linear"]().__call__)(x)
         assert y.feats.shape == (64, 4)
+
+
+def test_fewer_taps_are_another_trace(lazy):
+    """The first choice among all taps was none that traces were told of."""
+    layer = ms.nn.SubmConv3d(4, 4).eval()
+    x = tensor(30, validate=False).with_capacity(64)
+    step = ms.compile(lambda x: layer(x))
+    for number, taps in ((1, None), (2, [0, 13]), (2, [0, 13]), (3, [13])):
+        if taps is not None:
+            layer.keep_taps(taps)
+        step(x)
+        assert step.compilations == number

@@ -82,7 +82,7 @@ class Stored(Module):
 
     def _store(self, name: str, mask: np.ndarray) -> None:
         """Note the parts that the weight has from now on."""
-        if name in self and not np.array_equal(mask, self._parts):
+        if not np.array_equal(mask, getattr(self, "_parts", mask)):
             Stored.changes += 1
         self._parts = mask
         super().__setitem__(name, mx.array(mask))

@@ -74,6 +74,8 @@ class _Conv(Stored):
         place = [old.index.index(t) for t in new.index]
         self.weight = self.weight.reshape(co, len(old.index), ci)[:, mx.array(place, mx.int32)]
         self._taps = new
+        if "weight_taps" not in self:  # all of them, until now
+            self._parts = np.ones(new.kernel_size, bool)
         kept = np.isin(np.arange(math.prod(new.kernel_size)), new.index)
         self._store("weight_taps", kept.reshape(new.kernel_size))
 
