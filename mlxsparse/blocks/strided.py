@@ -72,13 +72,19 @@ class Strides:
             index += (np.arange(n) * s).reshape([-1 if a == axis else 1 for a in range(len(self.shape))])
         return index
 
+    def touched(self) -> np.ndarray:
+        """bool (size,): which elements of the parameter are in the view."""
+        found = np.zeros(self.size, bool)
+        found[self.grid] = True
+        return found
+
     @cached_property
     def injective(self) -> bool:
         """No two elements of the view are the same element of the parameter."""
         reach = 0
         for s, n in sorted((abs(s), n) for n, s in zip(self.shape, self.stride) if n > 1):
             if s <= reach:  # may still be: look
-                return len(np.unique(self.grid)) == self.numel
+                return int(np.count_nonzero(self.touched())) == self.numel
             reach += (n - 1) * s
         return True
 
@@ -87,7 +93,7 @@ class Strides:
         """Every element of the parameter is in the view."""
         if self.injective:
             return self.numel == self.size
-        return len(np.unique(self.grid)) == self.size
+        return bool(self.touched().all())
 
     @cached_property
     def axes(self) -> tuple[int, ...] | None:

@@ -300,7 +300,7 @@ class BlockLayout:
 
     def __or__(self, other: BlockLayout) -> BlockLayout:
         self._check_same_grid(other, "the other layout")
-        return self._combined(other, np.union1d(self._key, other._key))
+        return self._combined(other, distinct(np.concatenate([self._key, other._key])))
 
     def __and__(self, other: BlockLayout) -> BlockLayout:
         self._check_same_grid(other, "the other layout")
