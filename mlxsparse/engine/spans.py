@@ -6,6 +6,7 @@ NumPy costs more than to add. How a span is summed depends on its own rows alone
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 CHUNK = 1 << 16  # values of one chunk
 TILE = 32  # rows that one vector operation spans, since a row alone is short
 SHORT = 64  # rows of a span that is worked on beside others
+FEW = 512  # spans times channels whose rows are summed span by span in less time
 
 
 class Chunk(NamedTuple):
@@ -91,8 +93,9 @@ class Spans(NamedTuple):
 
 def short_sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Sums of spans of `counts` > 0 rows, in the order of rows: (n, C) -> (k, C)."""
-    if len(counts) == 1:
-        return values.cumsum(axis=0)[-1:]  # which adds in order, as `sum` does not for one channel
+    if len(counts) == 1 or len(counts) <= min(counts.max(), FEW // max(values.shape[1], 1)):
+        # A call a span, not a row; it adds in order, as `sum` does not for one channel.
+        return np.concatenate([part.cumsum(axis=0)[-1:] for part in _apart(values, counts)])
     order, place, more = _by_length(counts)
     total = values[place]
     for n in more:
@@ -104,7 +107,10 @@ def short_sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def short_maxima(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """As `short_sums`, the first row with the maximum, else with NaN: (n, C) -> (k, C) int64."""
+    """As `short_sums`, the first row with NaN, else with the maximum: (n, C) -> (k, C) int64."""
+    if len(counts) <= 2 * counts.max():
+        rows = [part.argmax(axis=0) for part in _apart(values, counts)]
+        return np.stack(rows) + (np.cumsum(counts) - counts)[:, None]
     order, place, more = _by_length(counts)
     best, row = values[place], np.repeat(place[:, None], values.shape[1], axis=1)
     for n in more:
@@ -116,6 +122,12 @@ def short_maxima(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
     out = np.empty_like(row)
     out[order] = row
     return out
+
+
+def _apart(values: np.ndarray, counts: np.ndarray) -> Iterator[np.ndarray]:
+    """The rows of each span."""
+    ends = np.cumsum(counts)
+    return (values[first:last] for first, last in zip((ends - counts).tolist(), ends.tolist()))
 
 
 def _by_length(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[int]]:

@@ -43,9 +43,10 @@ def test_chunks_cover_every_rank_once(counts):
     assert len(chunks) <= 2 * sum(counts) // (CHUNK // 32) + 2 * long + 1
 
 
-def test_sums_and_maxima_of_short_spans_are_those_of_each_alone():
-    counts = rng().integers(1, SHORT + 1, 200)
-    values = rng().integers(-3, 3, (int(counts.sum()), 5)).astype(np.float32) / 3
+@pytest.mark.parametrize("spans, channels", [(200, 5), (2, 5), (40, 5), (20, 1), (20, 0)])
+def test_sums_and_maxima_of_short_spans_are_those_of_each_alone(spans, channels):
+    counts = rng().integers(1, SHORT + 1, spans)
+    values = rng().integers(-3, 3, (int(counts.sum()), channels)).astype(np.float32) / 3
     values[rng().random(values.shape) < 0.02] = np.nan
     sums, rows = short_sums(values, counts), short_maxima(values, counts)
     ends = np.cumsum(counts)
@@ -53,6 +54,14 @@ def test_sums_and_maxima_of_short_spans_are_those_of_each_alone():
         assert np.array_equal(sums[i], short_sums(values[a:b], counts[i : i + 1])[0], equal_nan=True)
         assert np.allclose(sums[i], values[a:b].sum(axis=0), atol=1e-5, equal_nan=True)
         assert (rows[i] == a + np.argmax(values[a:b], axis=0)).all()
+
+
+def test_a_few_short_spans_take_no_step_a_row(monkeypatch):
+    """Items of 64 rows between long ones took four times as long as before."""
+    monkeypatch.setattr("mlxsparse.engine.spans._by_length", None)
+    values, counts = rng().random((3 * SHORT, 4)), np.full(3, SHORT)
+    assert np.allclose(short_sums(values, counts), values.reshape(3, SHORT, 4).sum(axis=1))
+    assert short_maxima(values, counts).shape == (3, 4)
 
 
 @pytest.mark.parametrize("counts", [MANY, FAR], ids=["many", "far"])
