@@ -14,6 +14,7 @@ import itertools
 import sys
 import threading
 import types
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, wraps
 from typing import Any, NamedTuple, TypeAlias
@@ -36,10 +37,11 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
 
     `function` takes arrays, sparse tensors and modules, in lists, tuples or dicts. Gradients reach these and
     the trainable parameters of modules that `function` is, holds or names, also by way of other functions,
-    containers and attributes. They are lost for arrays that it names, and for modules that it gets in other
-    ways (`getattr` of a computed name, a weak reference, a `threading.local`): pass these as arguments. It
-    runs a second time for the gradient, with the random numbers of the first (`mx.random`'s global state) and
-    without moving the running statistics of a BatchNorm again; what else it changes it changes twice.
+    containers, attributes and operators. They are lost for arrays that it names, and for modules that it gets
+    in other ways (`getattr` of a computed name, a weak reference, a `threading.local`) or in objects of other
+    classes, as an array in a dataclass that is an argument: pass these themselves. It runs a second time for
+    the gradient, with the random numbers of the first (`mx.random`'s global state) and without moving the
+    running statistics of a BatchNorm again; what else it changes it changes twice.
     Raises TransformError for what is no function, and where it returns neither array nor tensor.
     """
     if not callable(function):
@@ -106,10 +108,17 @@ def _weights(place: Any, key: Any) -> Iterator[_Weight]:
 
 _LEAVES = (mx.array, np.ndarray, SparseTensor, CoordinateMapKey, CoordinateManager, str, bytes, int, float)
 _CONTAINERS = (dict, list, tuple, set, frozenset)
-_HOLDERS = (  # of other objects, under no name
+_HOLDERS: tuple[Any, ...] = (  # of other objects, under no name
     types.MethodType, types.CellType, staticmethod, classmethod, property, partial, functools.cached_property,
-    type(functools.lru_cache(len)),
+    type(functools.lru_cache(len)), types.MappingProxyType, type({}.keys()), type({}.values()),
+    type({}.items()), deque, UserDict, UserList, ChainMap,
 )  # fmt: skip
+_SYNTAX = "call get getattr getattribute getitem missing iter next reversed enter exit neg pos invert".split()
+_OPERATORS = "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()
+_SPECIAL = {  # methods of objects that code calls under no name
+    *(f"__{name}__" for name in _SYNTAX),
+    *(f"__{side}{name}__" for name in _OPERATORS for side in ("", "r", "i")),
+}
 _LIBRARIES = {"mlx", "mlxsparse", "numpy", *sys.stdlib_module_names}
 
 
@@ -145,8 +154,8 @@ def _modules(roots: Iterable[Any]) -> dict[int, mlx.nn.Module]:
                     names |= own
                     for space in (value.__globals__, sys.modules):
                         waiting += [space[name] for name in own & space.keys()]
-            elif kind in _HOLDERS or kind.__module__.partition(".")[0] in ("mlx", "mlxsparse"):
-                waiting += gc.get_referents(value)
+            elif issubclass(kind, _HOLDERS) or kind.__module__.partition(".")[0] in ("mlx", "mlxsparse"):
+                waiting += itertools.islice(gc.get_referents(value), 1000)
             elif kind not in _CONTAINERS:
                 waiting += _attributes(value, names)
                 objects.append(value)
@@ -155,15 +164,20 @@ def _modules(roots: Iterable[Any]) -> dict[int, mlx.nn.Module]:
 
 def _attributes(value: Any, names: set[str]) -> Iterator[Any]:
     """What an object and its class have under these names; nothing of the object's own runs."""
+    spaces: list[tuple[Any, set[str]]]
     if issubclass(type(value), types.ModuleType):
-        spaces: list[Any] = [] if _of_a_library(value.__name__) else [vars(value)]
+        spaces = [] if _of_a_library(value.__name__) else [(vars(value), names)]
     else:
         classes = value.__mro__ if issubclass(type(value), type) else type(value).__mro__
-        spaces = [vars(c) for c in classes if not _of_a_library(c.__module__)]
+        spaces = [
+            (vars(c), names if _installed(c.__module__) else names | _SPECIAL)
+            for c in classes
+            if not _of_a_library(c.__module__)
+        ]
         with contextlib.suppress(AttributeError):
-            spaces.append(object.__getattribute__(value, "__dict__"))
-    for space in spaces:
-        for name in names & space.keys():
+            spaces.append((object.__getattribute__(value, "__dict__"), names))
+    for space, wanted in spaces:
+        for name in wanted & space.keys():
             part = space[name]
             if isinstance(part, types.MemberDescriptorType):  # of a slot
                 with contextlib.suppress(AttributeError, TypeError):  # not set; of a class
@@ -174,6 +188,13 @@ def _attributes(value: Any, names: set[str]) -> Iterator[Any]:
 
 def _of_a_library(name: Any) -> bool:
     return isinstance(name, str) and name.partition(".")[0] in _LIBRARIES
+
+
+@functools.lru_cache(maxsize=4096)
+def _installed(name: Any) -> bool:
+    """Whether a Python module is of an installed package, where much is under a special name."""
+    path = str(getattr(sys.modules.get(name), "__file__", None))
+    return "site-packages" in path or "dist-packages" in path
 
 
 @functools.lru_cache(maxsize=4096)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import sys
 import types
+from collections import ChainMap, UserDict, UserList, deque
 from functools import lru_cache, partial, wraps
+from types import MappingProxyType
 
 import mlx.core as mx
 import mlx.nn
@@ -119,6 +121,53 @@ def test_a_checkpoint_reaches_modules_by_any_way(x, monkeypatch):
         lambda x: nested[0][0](x), around(), ms.compile(NAMED), ms.compile(helper),
         mx.custom_function(helper), ms.nn.Sequential(lambda x: NAMED(x)), ms.nn.Sequential(holder),
         ms.checkpoint(helper),
+    ]  # fmt: skip
+    for i, function in enumerate(functions):
+        found = gradients(NAMED, ms.checkpoint(function), x)["conv"]["weight"]
+        np.testing.assert_allclose(np.array(found), np.array(plain), rtol=1e-5, atol=1e-6, err_msg=str(i))
+
+
+class Stages:
+    """Layers that code reaches by an operator, an index, a loop, a context and names that are not there."""
+
+    def __init__(self, layers):
+        self.layers = layers
+
+    def __matmul__(self, x):
+        return self.layers[0](x)
+
+    def __getitem__(self, index):
+        return self.layers[index]
+
+    def __iter__(self):
+        return iter(self.layers)
+
+    def __enter__(self):
+        return self.layers[0]
+
+    def __exit__(self, *_):
+        pass
+
+    def __getattr__(self, name):
+        return self.layers[0]
+
+
+def test_a_checkpoint_follows_syntax_and_containers(x):
+    plain = gradients(NAMED, NAMED, x)["conv"]["weight"]
+    stages, held = Stages([NAMED]), {"a": NAMED}
+
+    def context(x):
+        with stages as block:
+            return block(x)
+
+    values, items = held.values(), held.items()
+    rows, tables = [deque([NAMED]), UserList([NAMED])], [UserDict(held), ChainMap(held)]
+    tables += [MappingProxyType(held)]
+    functions = [
+        context, lambda x: stages @ x, lambda x: stages[0](x), lambda x: stages.other(x),
+        lambda x: [block(x) for block in stages][0], lambda x: [block(x) for block in values][0],
+        lambda x: [block(x) for _, block in items][0],
+        *(lambda x, row=row: row[0](x) for row in rows), *(lambda x, t=table: t["a"](x) for table in tables),
     ]  # fmt: skip
     for i, function in enumerate(functions):
         found = gradients(NAMED, ms.checkpoint(function), x)["conv"]["weight"]
