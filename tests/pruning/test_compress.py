@@ -218,9 +218,21 @@ def test_check_compares_and_can_be_left_out(monkeypatch):
             layer.running_mean = layer.running_mean + 1
 
     monkeypatch.setattr(file, "_apply", wrong)
-    with pytest.raises(MLXSparseError, match="differs from the masked one"):
+    with pytest.raises(MLXSparseError, match="differs from the masked one.*pass a tolerance= above 0.0001"):
         compress(model, optimizer=optimizer)
     assert optimizer.state is state
+    compress(model, check=False)
+
+
+def test_check_tells_nan_of_the_model_and_takes_equal_infinities():
+    """Both were told as a difference of nan."""
+    model = nn.Sequential(nn.SubmConv3d(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    Pruner("channels", 0.5).attach(model)
+    model.layers[2].bias = mx.array([-mx.inf, 1.0, 2.0])
+    assert compress(model).layers[0].weight.shape[0] == 4
+    model.layers[2].bias = mx.array([mx.nan, 1.0, 2.0])
+    with pytest.raises(MLXSparseError, match="the model gives NaN on the sample"):
+        compress(model)
     compress(model, check=False)
 
 
