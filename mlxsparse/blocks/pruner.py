@@ -120,9 +120,9 @@ class Pruner:
         self.targets, self._model = found, model
         for ref in self._refs():
             note_found(ref)
-        if self.structure == "blocks":
-            for ref in self._refs():
-                ref.module._block = self.block  # compress packs what was pruned by blocks
+        for target in found:
+            if target.block is not None:  # compress packs what was pruned by blocks
+                target.scope.specs()[0].param.module._block = target.block
         self._set(masks)
         return self
 

@@ -33,11 +33,13 @@ STRUCTURES = ("offsets", "channels", "blocks")
 
 @dataclass
 class Target:
-    """A scope of blocks to choose from. `followers` are masked with its one grid, but do not score."""
+    """A scope of blocks to choose from. `followers` are masked with its one grid, but do not score. `block`:
+    (output, input) channels of blocks that `compress` packs."""
 
     name: str
     scope: ScopeSpec | ScopeCoupling
     followers: tuple[BlockSpec, ...] = ()
+    block: tuple[int, int] | None = None
 
 
 @dataclass
@@ -100,7 +102,8 @@ def targets(
         raise MLXSparseError(f"structure must be one of {', '.join(STRUCTURES)}, got {structure!r}")
     found = [t for t in found if structure == "channels" or not _excluded(t.name, exclude)]
     if not found:
-        raise CouplingError(f"the model has no layer whose {structure} can be pruned")
+        which = f" in blocks of {block}, which must divide its channels" if structure == "blocks" else ""
+        raise CouplingError(f"the model has no layer whose {structure} can be pruned{which}")
     return found
 
 
@@ -176,7 +179,7 @@ def block_target(model: Module, path: str, module: Module, block: Sequence[int])
     if co % bo or ci % bi or not whole:
         return None
     view = View(ref, (co, math.prod(size), ci))
-    return Target(path, ScopeSpec(BlockSpec(view, (bo, 1, bi), path)))
+    return Target(path, ScopeSpec(BlockSpec(view, (bo, 1, bi), path)), block=(bo, bi))
 
 
 def _require_block(layers: Sequence[tuple[str, Module]], block: tuple[int, int]) -> None:

@@ -12,10 +12,10 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlxsparse import SparseTensor, nn
-from mlxsparse.blocks import BlockSpec, Pruner, View, compress, restructure, structure_of
+from mlxsparse.blocks import BlockSpec, Pruner, View, compress, restructure, structure_of, targets
 from mlxsparse.blocks.flow import example
 from mlxsparse.blocksparse import BlockLayout, BlockSparseLinear
-from mlxsparse.errors import CheckpointError, ShapeError
+from mlxsparse.errors import CheckpointError, CouplingError, ShapeError
 from mlxsparse.models.base import load_weights, save_model
 from mlxsparse.nn.block_conv import BlockSparseConv3d
 
@@ -69,6 +69,17 @@ def test_packed_equals_masked(block, sparsity):
     broken["b"]["packed"]["mask"] = ""
     with pytest.raises(CheckpointError, match="'b'"):
         restructure(Net(), broken)
+
+
+def test_chosen_targets_of_blocks_are_packed_as_all_of_them():
+    """Nothing said which blocks they are: the model stayed as large as it was."""
+    model = net()
+    chosen = [target for target in targets(model, "blocks", block=(4, 4)) if target.name == "b"]
+    Pruner(chosen, 0.5).attach(model)
+    small = compress(model)
+    assert isinstance(small.b, BlockSparseConv3d) and isinstance(small.down, nn.Conv3d)
+    with pytest.raises(CouplingError, match=r"in blocks of \(5, 5\), which must divide its channels"):
+        targets(model, "blocks", block=(5, 5))
 
 
 def test_state_goes_through_the_same_gather_and_training_goes_on_alike():
