@@ -327,8 +327,8 @@ def _compare(model: Module, small: Module, sample: Sample, tolerance: float) -> 
     for a, b in zip(ours, theirs):
         if np.isnan(b).any():
             raise MLXSparseError(
-                "the model gives NaN on the sample on which the compressed one is compared: look at its weights "
-                "and at the sample, or pass check=False; nothing was changed"
+                "the model gives NaN on the sample on which the compressed one is compared: look at its "
+                "weights and at the sample, or pass check=False; nothing was changed"
             )
         largest = np.abs(b[np.isfinite(b)]).max(initial=0)
         error = math.inf
