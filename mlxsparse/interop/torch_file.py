@@ -74,7 +74,7 @@ _SYMBOLS: dict[str, _Symbol] = {
     "collections.OrderedDict": _Symbol("ordered_dict"),
     # How protocol 2, the one that torch.save takes, writes sets and bytes.
     **{f"{module}.{name}": _Symbol(name) for module in ("__builtin__", "builtins")
-       for name in ("set", "frozenset", "bytes")},
+       for name in ("set", "frozenset", "bytes", "bytearray")},
     "_codecs.encode": _Symbol("encode"),
     "collections.Counter": _Symbol("counter"),
     "collections.defaultdict": _Symbol("defaultdict"),
@@ -190,8 +190,12 @@ class _Archive:
             return arguments[0]
         if kind in ("set", "frozenset") and len(arguments) == 1 and isinstance(arguments[0], list):
             return (set if kind == "set" else frozenset)(map(plain_key, arguments[0]))
-        if kind == "bytes" and not arguments:
+        if kind in ("bytes", "bytearray") and not arguments:
             return b""
+        if kind == "bytearray" and len(arguments) == 1 and isinstance(arguments[0], bytes):
+            return arguments[0]
+        if kind == "bytearray" and list(map(type, arguments)) == [str, str] and arguments[1] == "latin-1":
+            return arguments[0].encode("latin1")
         if kind == "encode" and list(map(type, arguments)) == [str, str] and arguments[1] == "latin1":
             return arguments[0].encode("latin1")
         if kind == "counter" and len(arguments) == 1 and isinstance(arguments[0], dict):

@@ -63,11 +63,17 @@ def test_a_list_that_holds_itself_and_shared_parts_load(load):
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize(
-    "value", [set(), {1, "a", (2, 3)}, frozenset(), frozenset({1.5, None}), b"", b"\x00\xff bytes"], ids=repr
+    "value",
+    [
+        *(set(), {1, "a", (2, 3)}, frozenset(), frozenset({1.5, None}), b"", b"\x00\xff bytes"),
+        *(bytearray(), bytearray(b"\x00\xff bytes")),
+    ],
+    ids=repr,
 )
 def test_sets_and_bytes_at_the_protocol_of_torch_save(load, value, protocol):
     found = load(pickle.dumps([value, value], protocol))
-    assert found == [value, value] and type(found[0]) is type(value)
+    wanted = bytes(value) if isinstance(value, bytearray) else value
+    assert found == [wanted, wanted] and type(found[0]) is type(wanted)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +84,7 @@ def test_sets_and_bytes_at_the_protocol_of_torch_save(load, value, protocol):
         b"c__builtin__\nset\n]]a\x85R",  # a list as a member
         b"c__builtin__\nfrozenset\n]c__builtin__\nset\na\x85R",
         b"c__builtin__\nbytes\nJ\xff\xff\xff\x7f\x85R",  # 2 GB of zeros
+        b"c__builtin__\nbytearray\nJ\xff\xff\xff\x7f\x85R",
         b"c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R",
         b"c_codecs\nencode\nX\x01\x00\x00\x00a\x85R",
         b"c_codecs\nencode\nX\x03\x00\x00\x00\xe2\x82\xacX\x06\x00\x00\x00latin1\x86R",  # no latin1
