@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeAlias
 
 import mlx.core as mx
@@ -23,6 +22,7 @@ from mlx.nn import Module
 from mlx.utils import tree_flatten
 
 from .. import nn
+from ..coords import CoordinateMapKey
 from ..errors import CouplingError, DTypeError, MLXSparseError
 from ..nn.conv import NormalizedConv3d, _Conv
 from ..nn.masked import plainly_called
@@ -53,8 +53,12 @@ def trace(model: Module, sample: Sample) -> Flow:
     if any(a.num_active == 0 if isinstance(a, SparseTensor) else a.size == 0
            for a in arguments(sample) if isinstance(a, (SparseTensor, mx.array))):  # fmt: skip
         raise MLXSparseError("sample has no site or row: the model's channels are found by running it on one")
-    flow = Flow()
-    follow = partial(_follow, model, sample)
+    flow, runs = Flow(), dict[Any, Any]()
+
+    def follow(flow: Flow) -> None:
+        flow._runs = runs
+        _follow(model, sample, flow)
+
     try:
         try:
             follow(flow)
@@ -78,6 +82,7 @@ def runs_without(model: Module, sample: Sample, flow: Flow, gone: set[int]) -> s
     """
     for first in (flow, *flow._scaled):
         narrow = Narrow(first, gone)
+        narrow._runs = flow._runs
         try:
             _follow(model, sample, narrow)
         except Diverged:
@@ -198,8 +203,10 @@ class _Reads:
         if not isinstance(x, SparseTensor):
             return mx.broadcast_to(row, (*x.shape[:-1], row.shape[-1]))
         same = isinstance(module, (*LINEAR, nn.SubmConv3d))  # sites
-        key = x.key if same else _slim(module)(_ones(x), *args, **kwargs).key
-        return Wire.of(flow, key, row)
+        if same:
+            return Wire.of(flow, x.key, row)
+        made = _run(flow, module, lambda: _slim(module)(_ones(x), *args, **kwargs), x, *args, **kwargs)
+        return Wire.of(flow, made.key, row)
 
 
 class _Channelwise:
@@ -222,7 +229,7 @@ class _Channelwise:
             return x
         if self.kind == "both":
             return Wire.of(flow, x.key, flow.codes(labels))
-        return _give(flow, _run(self.module, x, *args, **kwargs), labels)
+        return _give(flow, _zeros_of(flow, self.module, x, *args, **kwargs), labels)
 
 
 class _Mixes:
@@ -241,7 +248,7 @@ class _Mixes:
         for other in [*args, *kwargs.values()] if self.others else []:
             if isinstance(other, Wire):
                 flow.fix(flow.labels_of(other, self.path), self.reason)
-        y = _run(self.module, x, *args, **kwargs)
+        y = _zeros_of(flow, self.module, x, *args, **kwargs)
         if not isinstance(y, (SparseTensor, mx.array)):
             raise CouplingError(f"{self.reason}, and gives a {type(y).__name__}, which is not followed")
         labels = flow.new(y.num_channels if isinstance(y, SparseTensor) else y.shape[-1])
@@ -256,13 +263,39 @@ def _give(flow: Flow, y: Any, labels: list[int]) -> Any:
     return mx.broadcast_to(row, (*y.shape[:-1], row.shape[-1]))
 
 
-def _run(module: Module, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """The layer on zeros, in evaluation whatever mode it is in: nothing of it changes."""
-    still = (copy.deepcopy(module) if module.children() else copy.copy(module)).eval()
-    dtype = _dtype(module)
-    others = [_zeros(a, dtype) if isinstance(a, Wire) else a for a in args]
-    named = {k: _zeros(a, dtype) if isinstance(a, Wire) else a for k, a in kwargs.items()}
-    return still(_zeros(x, dtype), *others, **named)
+def _zeros_of(flow: Flow, module: Module, x: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """What the layer gives for zeros, in evaluation whatever mode it is in: nothing of it changes."""
+
+    def call() -> Any:
+        still = (copy.deepcopy(module) if module.children() else copy.copy(module)).eval()
+        dtype = _dtype(module)
+        others = [_zeros(a, dtype) if isinstance(a, Wire) else a for a in args]
+        named = {k: _zeros(a, dtype) if isinstance(a, Wire) else a for k, a in kwargs.items()}
+        return still(_zeros(x, dtype), *others, **named)
+
+    return _run(flow, module, call, x, *args, **kwargs)
+
+
+def _run(flow: Flow, module: Module, call: Callable[[], Any], x: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Of what `call` gives, the sites or the shape, which are those of an earlier run where it had such
+    arguments: a trace is some hundred runs."""
+    told: list[Any] = [id(module), x.shape if isinstance(x, mx.array) else None]
+    for a in (*([] if isinstance(x, mx.array) else [x]), *args, *kwargs, *kwargs.values()):
+        if isinstance(a, SparseTensor):
+            told += [a.key, a.num_channels]
+        elif a is None or isinstance(a, (str, int, float, CoordinateMapKey)):
+            told.append(a)
+        else:
+            return call()
+    known = (len(args), *told)
+    if known not in flow._runs:
+        y = call()
+        if isinstance(y, SparseTensor):
+            y = SparseTensor._of(y.key, mx.broadcast_to(mx.zeros((), y.dtype), y.feats.shape))
+        elif isinstance(y, mx.array):
+            y = mx.broadcast_to(mx.zeros((), y.dtype), y.shape)
+        flow._runs[known] = y
+    return flow._runs[known]
 
 
 def _zeros(x: Any, dtype: mx.Dtype) -> Any:

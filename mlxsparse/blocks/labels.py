@@ -41,6 +41,7 @@ class Flow:
     _near: tuple[float, float] = 0.0, 0.0  # how far, of it and in itself, fewer channels may be from it
     _scale: float = 1.0  # of the codes
     _scaled: list[Flow] = field(default_factory=list)  # runs with values of several scales (probe.py)
+    _runs: dict[Any, Any] = field(default_factory=dict)  # what layers gave in runs of one trace (flow.py)
 
     def root(self, label: int) -> int:
         while self._parent[label] != label:
@@ -83,7 +84,7 @@ class Flow:
         rows = rows_of(x)
         values = rows[0].tolist() if len(rows) else []
         found = [self._codes.get(int(v)) if v == int(v) else None for v in values if np.isfinite(v)]
-        if len(found) != rows.shape[1] or None in found or not (rows == rows[:1]).all():
+        if len(found) != rows.shape[1] or None in found or not alike(rows):
             raise lost(where)
         labels = [label for label in found if label is not None]
         self._read.append((where, labels, rows[0].copy()))
@@ -139,6 +140,13 @@ class Diverged(Exception):
 def rows_of(x: Any) -> np.ndarray:
     rows: np.ndarray = host_view((x.feats if isinstance(x, SparseTensor) else x).astype(mx.float32))
     return rows[: x.num_active] if isinstance(x, SparseTensor) else rows.reshape(-1, rows.shape[-1])
+
+
+def alike(rows: np.ndarray) -> bool:
+    """Whether all rows are the same; those that a layer gave lie at one place."""
+    if rows.strides[0] == 0:
+        return True
+    return bool(np.array_equal(rows, np.broadcast_to(rows[:1], rows.shape), equal_nan=True))
 
 
 class Lost(CouplingError):

@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CouplingError
-from .labels import Diverged, Flow, Known, lost, rows_of
+from .labels import Diverged, Flow, Known, alike, lost, rows_of
 
 PLAIN, CHOSEN = 0.3, -0.8  # between the ends of a ReLU6 and of clips, of both signs, and unlike when rounded
 LARGE = 1e3
@@ -112,7 +112,7 @@ class Valued(Flow):
         rows = rows_of(x)
         if place != where or rows.shape[1] != len(labels) or not len(rows):
             raise Diverged
-        if not np.array_equal(rows, np.broadcast_to(rows[:1], rows.shape), equal_nan=True):
+        if not alike(rows):
             raise lost(where)
         self._read.append((where, labels, rows[0].copy()))
         return labels
@@ -149,7 +149,7 @@ class Probe(Flow):
 
     def labels_of(self, x: object, where: str) -> list[int]:
         rows = rows_of(x)
-        if not len(rows) or not np.array_equal(rows, np.broadcast_to(rows[:1], rows.shape), equal_nan=True):
+        if not len(rows) or not alike(rows):
             raise lost(where)
         self.reads.append((where, rows[0].copy()))
         self._held.extend(rows[0].tolist())

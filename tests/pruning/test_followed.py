@@ -197,3 +197,18 @@ def test_channels_inside_of_a_transformer_block_are_cut():
     assert small.block.mlp_in.weight.shape == (24, 12) and small.block.mlp_out.weight.shape == (12, 24)
     expected = np.array(model(x).feats)
     np.testing.assert_allclose(np.array(small(x).feats), expected, atol=1e-5)
+
+
+def test_a_layer_that_mixes_is_run_once_for_all_runs():
+    """It was run on zeros in each of some hundred runs."""
+    calls = []
+
+    class Counted(nn.LayerNorm):
+        def __call__(self, x):
+            calls.append(x.num_channels)
+            return super().__call__(x)
+
+    model = Net(FOLLOWED["tanh"])
+    model.norm = Counted(WIDTH)
+    assert [g.name for g in channel_groups(model) if g.fixed is None] == ["c"]
+    assert calls == [WIDTH]
