@@ -110,8 +110,9 @@ _LEAVES = (mx.array, np.ndarray, SparseTensor, CoordinateMapKey, CoordinateManag
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 _HOLDERS: tuple[Any, ...] = (  # of other objects, under no name
     types.MethodType, types.CellType, staticmethod, classmethod, property, partial, functools.cached_property,
-    type(functools.lru_cache(len)), types.MappingProxyType, type({}.keys()), type({}.values()),
-    type({}.items()), deque, UserDict, UserList, ChainMap,
+    functools.partialmethod, functools.singledispatchmethod, type(functools.lru_cache(len)),
+    types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()), deque, UserDict, UserList,
+    ChainMap,
 )  # fmt: skip
 _SYNTAX = "call get getattr getattribute getitem missing iter next reversed enter exit neg pos invert".split()
 _OPERATORS = "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()

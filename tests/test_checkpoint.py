@@ -6,7 +6,7 @@ import copy
 import sys
 import types
 from collections import ChainMap, UserDict, UserList, deque
-from functools import lru_cache, partial, wraps
+from functools import lru_cache, partial, partialmethod, singledispatchmethod, wraps
 from types import MappingProxyType
 
 import mlx.core as mx
@@ -151,10 +151,16 @@ class Stages:
     def __getattr__(self, name):
         return self.layers[0]
 
+    @singledispatchmethod
+    def dispatched(self, x):
+        return helper(x)
+
+    partial = partialmethod(lambda self, block, x: block(x), NAMED)
+
 
 def test_a_checkpoint_follows_syntax_and_containers(x):
     plain = gradients(NAMED, NAMED, x)["conv"]["weight"]
-    stages, held = Stages([NAMED]), {"a": NAMED}
+    stages, empty, held = Stages([NAMED]), Stages([]), {"a": NAMED}
 
     def context(x):
         with stages as block:
@@ -167,6 +173,7 @@ def test_a_checkpoint_follows_syntax_and_containers(x):
         context, lambda x: stages @ x, lambda x: stages[0](x), lambda x: stages.other(x),
         lambda x: [block(x) for block in stages][0], lambda x: [block(x) for block in values][0],
         lambda x: [block(x) for _, block in items][0],
+        lambda x: empty.dispatched(x), lambda x: empty.partial(x),
         *(lambda x, row=row: row[0](x) for row in rows), *(lambda x, t=table: t["a"](x) for table in tables),
     ]  # fmt: skip
     for i, function in enumerate(functions):
