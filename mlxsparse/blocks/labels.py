@@ -157,7 +157,7 @@ def lost(where: str) -> Lost:
     return Lost(
         f"the channels that reach {where} come from an operation that channel pruning does not "
         "follow; it follows layers of mlxsparse.nn, sums of tensors (+, ops.add), ops.cat and functions "
-        "that make a channel of one channel"
+        "that make a channel of one channel. A part of the model can be pruned and compressed by itself"
     )
 
 

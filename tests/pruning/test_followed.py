@@ -212,3 +212,22 @@ def test_a_layer_that_mixes_is_run_once_for_all_runs():
     model.norm = Counted(WIDTH)
     assert [g.name for g in channel_groups(model) if g.fixed is None] == ["c"]
     assert calls == [WIDTH]
+
+
+def test_a_part_of_a_model_that_is_not_followed_is_pruned_by_itself():
+    class Dense(mlx.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.sparse, self.flat = Net(FOLLOWED["tanh"]), mlx.nn.Conv3d(3, 4, 1)
+
+        def __call__(self, x):
+            return self.flat(ops.dense(self.sparse(x)))
+
+    model, x = Dense(), example(Net(None), 30)
+    with pytest.raises(CouplingError, match="flat come from.*A part of the model can be pruned .* by itself"):
+        Pruner("channels", 0.5, sample=x).attach(model)
+    Pruner("channels", 0.5, sample=x).attach(model.sparse)
+    expected = np.array(model(x))
+    model.sparse = compress(model.sparse, sample=x)
+    assert model.sparse.c.weight.shape[0] == WIDTH // 2
+    np.testing.assert_allclose(np.array(model(x)), expected, atol=1e-5)
