@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import mlx.core as mx
 
 from ..engine import block_attention
 from ..engine.block_softmax import Added
-from ..errors import DTypeError, MLXSparseError, ShapeError
+from ..engine.queries import scaled
+from ..errors import DTypeError, ShapeError
 from .check import check_float, check_same_dtype, check_shape
 from .layout import BlockLayout, check_layout
 from .matmul import Sparse
@@ -22,7 +22,7 @@ def block_sparse_attention(
     v: mx.array,
     layout: BlockLayout,
     *,
-    scale: float | None = None,
+    scale: float | mx.array | None = None,
     bias: Sparse | None = None,
     key_padding_mask: mx.array | None = None,
     segments: mx.array | tuple[mx.array, mx.array] | None = None,
@@ -33,15 +33,18 @@ def block_sparse_attention(
 
     q (Z, Hq, M, D), k (Z, Hk, N, D), v (Z, Hk, N, Dv), Hq a multiple of Hk: query head h reads key head
     h * Hk // Hq. layout: (M, N) in elements with Hq heads, or one head that all share. scale: 1 / sqrt(D) by
-    default. bias: (Z or 1, Hq or 1, M, N), or a BlockSparseTensor of a layout with Hq heads; -inf masks.
-    key_padding_mask: bool (Z, N), False masks a key. segments: int32 sequence numbers, (N,) of queries and
-    keys or a pair (M,), (N,); only equal ones attend. causal: query i sees keys up to i + N - M.
+    default; an MLX array of one element may be learned. bias: (Z or 1, Hq or 1, M, N), or a BlockSparseTensor
+    of a layout with Hq heads; -inf masks. key_padding_mask: bool (Z, N), False masks a key. segments: int32
+    sequence numbers, (N,) of queries and keys or a pair (M,), (N,); only equal ones attend. causal: query i
+    sees keys up to i + N - M.
 
     -> (Z, Hq, M, Dv) of q's dtype, float32 inside; with return_lse also (Z, Hq, M) float32. A query without
     any key has 0 and -inf, and gradient 0. Masked keys may hold NaN; a query that attends to a key or value
-    that is not finite becomes NaN. Differentiable in q, k, v and bias. Raises ShapeError and DTypeError.
+    that is not finite becomes NaN. Differentiable in q, k, v, bias and such a scale. Raises ShapeError and
+    DTypeError.
     """
-    factor = checked_scale(q, k, v, scale)
+    check_heads(q, k, v)
+    q, factor = scaled(q, scale)
     z, heads, m, _ = q.shape
     n = k.shape[2]
     check_layout(layout)
@@ -65,8 +68,8 @@ def block_sparse_attention(
     return tuple(found) if return_lse else found[0]
 
 
-def checked_scale(q: mx.array, k: mx.array, v: mx.array, scale: float | None) -> float:
-    """What products of queries and keys are multiplied by; ShapeError, DTypeError where they do not fit."""
+def check_heads(q: mx.array, k: mx.array, v: mx.array) -> None:
+    """ShapeError or DTypeError where queries, keys and values do not fit."""
     for name, a in (("q", q), ("k", k), ("v", v)):
         check_float(name, a)
         if a.ndim != 4:
@@ -80,10 +83,6 @@ def checked_scale(q: mx.array, k: mx.array, v: mx.array, scale: float | None) ->
         check_shape("v", v, (z, key_heads, n, None), f" to fit k {tuple(k.shape)}")
     if key_heads == 0 or heads % key_heads:
         raise ShapeError(f"q has {heads} heads, k has {key_heads}; wanted a divisor of {heads}")
-    factor = 1 / math.sqrt(max(d, 1)) if scale is None else float(scale)
-    if not math.isfinite(factor):
-        raise MLXSparseError(f"scale must be finite, got {scale}")
-    return factor
 
 
 def _kept_keys(mask: Any, z: int, n: int) -> mx.array | None:

@@ -10,8 +10,9 @@ import mlx.core as mx
 import numpy as np
 
 from ..blocksparse import BlockLayout, block_sparse_attention
-from ..blocksparse.attention import checked_scale
+from ..blocksparse.attention import check_heads
 from ..blocksparse.check import check_float, check_shape
+from ..engine.queries import scaled
 from ..engine.rows import put_rows
 from ..errors import ShapeError
 
@@ -68,12 +69,13 @@ class CompiledProgram:
         return found
 
     def attend(
-        self, q: mx.array, k: mx.array, v: mx.array, *, scale: float | None = None, return_lse: bool = False
+        self, q: mx.array, k: mx.array, v: mx.array, *, scale: Any = None, return_lse: bool = False
     ) -> Any:
         """One softmax for each query over all the keys that the program lets it see.
 
         q (N, Hq, D), k (N, Hk, D), v (N, Hk, Dv): rows as they were compiled, N at least `num_rows`; rows
-        past those are padding and not read. Hq a multiple of Hk. scale: 1 / sqrt(D) by default.
+        past those are padding and not read. Hq a multiple of Hk. scale: 1 / sqrt(D) by default;
+        an MLX array of one element may be learned.
         -> (N, Hq, Dv) of q's dtype, float32 inside; with return_lse also (N, Hq) float32. Rows without any
         key have exactly 0, and -inf, and gradient 0. Differentiable. Raises ShapeError and DTypeError.
         """
@@ -87,13 +89,14 @@ class CompiledProgram:
         return found[0][0].transpose(1, 0, 2), found[1][0].transpose(1, 0)
 
     def attend_batched(
-        self, q: mx.array, k: mx.array, v: mx.array, *, scale: float | None = None, return_lse: bool = False
+        self, q: mx.array, k: mx.array, v: mx.array, *, scale: Any = None, return_lse: bool = False
     ) -> Any:
         """As `attend` for q (Z, Hq, N, D), k and v (Z, Hk, N, ..) -> (Z, Hq, N, Dv), (Z, Hq, N)."""
         rows = q.shape[2] if q.ndim == 4 else self.num_rows
         if rows < self.num_rows:
             raise ShapeError(f"q has {rows} rows, the program was compiled for {self.num_rows}")
-        scale = checked_scale(q, k, v, scale)
+        check_heads(q, k, v)
+        q, factor = scaled(q, scale)
         check_shape("k", k, (None, None, rows, None), " (Z, H, rows, channels)")
         z, heads = q.shape[:2]
         if self.layout.nnz == 0:
@@ -107,7 +110,7 @@ class CompiledProgram:
             self._moved(k),
             self._moved(v),
             self.layout,
-            scale=scale,
+            scale=factor,
             key_padding_mask=keys,
             segments=self.segments,
             return_lse=return_lse,

@@ -49,7 +49,7 @@ class AttentionDispatcher:
         self.compiled = lay_out(relations, layout.num_positions, size)
 
     def __call__(
-        self, q: mx.array, k: mx.array, v: mx.array, *, scale: float | None = None, return_lse: bool = False
+        self, q: mx.array, k: mx.array, v: mx.array, *, scale: Any = None, return_lse: bool = False
     ) -> Any:
         return self.compiled.attend_batched(q, k, v, scale=scale, return_lse=return_lse)
 

@@ -18,6 +18,7 @@ from ..coords import groups
 from ..coords.geometry import TripleLike, triple, whole
 from ..engine import segment_attention
 from ..engine.curves import ORDERS
+from ..engine.queries import scaled
 from ..engine.rows import take_rows
 from ..engine.segments import Segments, Side
 from ..errors import DTypeError, MLXSparseError, ShapeError, listed
@@ -36,20 +37,22 @@ def window_attention(
     window: TripleLike,
     shift: TripleLike = 0,
     *,
-    scale: float | None = None,
+    scale: float | mx.array | None = None,
 ) -> mx.array:
     """softmax(q k^T * scale) v between the sites of each window of x's lattice.
 
     A site is in window floor((c + shift) / window) of its batch item, c = (x, y, z); negative coordinates
     too. q (capacity, H, D), k (capacity, KH, D), v (capacity, KH, Dv) of one float type, row by row with x;
-    KH divides H, and query head h reads key head h * KH // H. scale: 1 / sqrt(D) by default.
+    KH divides H, and query head h reads key head h * KH // H. scale: 1 / sqrt(D) by default;
+    an MLX array of one element may be learned.
 
     -> (capacity, H, Dv) of q's type, float32 inside; 0 in padding rows, which may hold anything.
-    Differentiable in q, k and v. Windows are made once for x's coordinates. Raises ShapeError, DTypeError.
+    Differentiable in q, k, v and such a scale. Windows are made once for x's coordinates.
+    Raises ShapeError, DTypeError.
     """
     check_tensor(x)
     size, offset = triple(window, "window", least=1), triple(shift, "shift", least=-(2**30))
-    factor = _check(q, k, v, scale, q_rows=x.capacity, k_rows=x.capacity)
+    q, factor = _check(q, k, v, scale, q_rows=x.capacity, k_rows=x.capacity)
     if max(size) > 2**30 or max(offset) > 2**30:
         raise ShapeError(f"window and shift must be at most 2**30, got {size} and {offset}")
     return segment_attention.attention(q, k, v, factor, groups.windows(x.key, size, offset))
@@ -65,7 +68,7 @@ def serialized_attention(
     *,
     depth: int | None = None,
     borrow: bool = True,
-    scale: float | None = None,
+    scale: float | mx.array | None = None,
 ) -> mx.array:
     """Attention between `patch_size` consecutive sites along a curve, item by item (Point Transformer V3).
 
@@ -77,7 +80,7 @@ def serialized_attention(
     patch_size = whole(patch_size, "patch_size", 1)
     if order not in ORDERS:
         raise MLXSparseError(f"order must be one of {ORDERS}, got {order!r}")
-    factor = _check(q, k, v, scale, q_rows=x.capacity, k_rows=x.capacity)
+    q, factor = _check(q, k, v, scale, q_rows=x.capacity, k_rows=x.capacity)
     depth = checked_depth(x, depth)
     segments, rows = groups.patches(x.key, patch_size, order, depth, borrow)
     if rows is not None:
@@ -92,7 +95,7 @@ def batch_attention(
     v: mx.array,
     context: SparseTensor | None = None,
     *,
-    scale: float | None = None,
+    scale: float | mx.array | None = None,
 ) -> mx.array:
     """Attention of all sites of a batch item to all of the same item, or to those of `context`.
 
@@ -110,7 +113,7 @@ def batch_attention(
         items, length = k.shape[:2]
         starts = np.arange(items + 1) * length
         k, v = (a.reshape(items * length, *a.shape[2:]) for a in (k, v))
-        factor = _check(q, k, v, scale, q_rows=x.capacity)
+        q, factor = _check(q, k, v, scale, q_rows=x.capacity)
 
         def make() -> Segments:
             return Segments(groups.items(x.key), Side(np.arange(starts[-1], dtype=np.int32), starts))
@@ -118,14 +121,14 @@ def batch_attention(
         segments = groups.kept(x.key, ("tokens", length), make)
         return segment_attention.attention(q, k, v, factor, segments)
     if context is None:
-        factor = _check(q, k, v, scale, q_rows=x.capacity, k_rows=x.capacity)
+        q, factor = _check(q, k, v, scale, q_rows=x.capacity, k_rows=x.capacity)
         return segment_attention.attention(q, k, v, factor, groups.whole_items(x.key))
     check_tensor(context, "context")
     if context.batch_size != x.batch_size:
         raise ShapeError(
             f"context has batch_size {context.batch_size}, x has {x.batch_size}; they must agree"
         )
-    factor = _check(q, k, v, scale, q_rows=x.capacity, k_rows=context.capacity)
+    q, factor = _check(q, k, v, scale, q_rows=x.capacity, k_rows=context.capacity)
     segments = groups.items_with(x.key, context.key)
     return segment_attention.attention(q, k, v, factor, segments)
 
@@ -137,7 +140,7 @@ def varlen_attention(
     q_offsets: Offsets,
     k_offsets: Offsets | None = None,
     *,
-    scale: float | None = None,
+    scale: float | mx.array | None = None,
 ) -> mx.array:
     """Attention inside sequences of different length that lie one after the other.
 
@@ -146,7 +149,7 @@ def varlen_attention(
     rows past the last offset are padding. -> (N, H, Dv); rest as in `window_attention`. Reads the offsets.
     """
     _check_array("q", q, None)
-    factor = _check(q, k, v, scale, k_rows=None if k_offsets is not None else len(q))
+    q, factor = _check(q, k, v, scale, k_rows=None if k_offsets is not None else len(q))
     starts = _offsets("q_offsets", q_offsets, len(q))
     ends = starts if k_offsets is None else _offsets("k_offsets", k_offsets, len(k))
     if len(starts) != len(ends):
@@ -223,9 +226,9 @@ def _turns(x: SparseTensor, f: int, pairs: int, base: float, scale: float) -> tu
 
 
 def _check(
-    q: Any, k: Any, v: Any, scale: float | None, q_rows: int | None = None, k_rows: int | None = None
-) -> float:
-    """The scale; ShapeError or DTypeError unless q, k and v fit together."""
+    q: Any, k: Any, v: Any, scale: Any, q_rows: int | None = None, k_rows: int | None = None
+) -> tuple[mx.array, float]:
+    """Queries and scale, as `scaled` gives them; ShapeError or DTypeError unless q, k and v fit together."""
     _check_array("q", q, q_rows)
     _check_array("k", k, k_rows)
     _check_array("v", v, k.shape[0])
@@ -239,12 +242,13 @@ def _check(
             f"q has {heads} heads, k {key_heads} and v {v.shape[1]}; k and v need the same number, a divisor "
             "of q's"
         )
-    return 1 / math.sqrt(max(q.shape[2], 1)) if scale is None else number(scale, "scale")
+    return scaled(q, scale)
 
 
 def number(value: Any, name: str) -> float:
-    """A finite number as a float; MLXSparseError else: float() would read text."""
-    known = scalar(value)
+    """A finite number as a float; MLXSparseError else: float() would read text, and lose the gradient of an
+    MLX array."""
+    known = None if isinstance(value, mx.array) else scalar(value)
     if known is None or not math.isfinite(known):
         raise MLXSparseError(f"{name} must be a finite number, got {value!r}")
     return float(known)

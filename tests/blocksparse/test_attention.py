@@ -376,3 +376,24 @@ def test_memory_does_not_grow_with_tokens():
         tracemalloc.stop()
     linear = 16384 / 4096
     assert peaks[16384] < linear * 1.2 * peaks[4096] + 1e6 and peaks[16384] < 16384 * 1024
+
+
+def test_a_learned_scale_has_a_gradient():
+    layout = BlockLayout(np.tri(2, dtype=bool), 3)
+    q, k, v, c = mx.random.normal((4, 1, 2, 6, 5), key=mx.random.key(0))
+    keys = mx.array([[True] * 5 + [False]])
+    q[:, :, 0] = mx.array(np.nan)  # sees no key of its segment
+    segments = mx.array([1, 0, 0, 0, 0, 0], mx.int32), mx.zeros((6,), mx.int32)
+
+    def loss(scale):
+        y = block_sparse_attention(q, k, v, layout, scale=scale, key_padding_mask=keys, segments=segments)
+        return (c * y).sum()
+
+    for shape in ((), (1,), (1, 1, 1)):
+        found = mx.grad(loss)(mx.full(shape, 0.7))
+        assert found.shape == shape
+        np.testing.assert_allclose(found.item(), (loss(0.71) - loss(0.69)).item() / 0.02, rtol=1e-3)
+    np.testing.assert_allclose(loss(mx.array(0.7)).item(), loss(0.7).item(), rtol=1e-5)
+    for wrong in (mx.ones((2,)), "1", float("inf")):
+        with pytest.raises(MLXSparseError, match="scale must be a finite number"):
+            loss(wrong)

@@ -50,3 +50,16 @@ def test_a_program_without_pairs_takes_what_others_take():
                 program.attend(*arrays)
         with pytest.raises(MLXSparseError, match="finite"):
             program.attend(q, q, q, scale=float("nan"))
+
+
+def test_a_learned_scale_has_a_gradient():
+    x = ms.SparseTensor(np.array([[0, 0, 0, z] for z in range(5)], np.int32), mx.ones((5, 1)))
+    compiled = VoxelLayout(x, {"all": ((0, 1), (0, 1), (0, 4))}).compile(Connection("all", "all"))
+    q, k, v = mx.random.normal((3, 6, 2, 4), key=mx.random.key(0))
+    q[4:] = mx.array(np.nan)  # a row that takes no part, and padding
+
+    def loss(scale):
+        return (compiled.attend(q, k, v, scale=scale) * k).sum()
+
+    wanted = (loss(0.71) - loss(0.69)).item() / 0.02
+    np.testing.assert_allclose(mx.grad(loss)(mx.array(0.7)).item(), wanted, rtol=1e-3)

@@ -333,3 +333,27 @@ def test_second_gradients_are_refused():
     q = mx.ones((4, 1, 4))
     with pytest.raises(MLXSparseError):
         mx.jvp(lambda a: ops.window_attention(x, a, q, q, 2), [q], [q])
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(mx.float32, 1e-3), (mx.float16, 3e-2), (mx.bfloat16, 2e-1)])
+def test_a_learned_scale_has_a_gradient(dtype, tolerance):
+    """Rows of padding may hold NaN."""
+    x = from_numpy([[0, 0, 0, i] for i in range(7)], np.zeros((7, 1))).with_capacity(9)
+    q, k, v = (a.astype(dtype) for a in mx.random.normal((3, 9, 2, 6), key=mx.random.key(1)))
+    c = mx.random.normal(q.shape, key=mx.random.key(2))
+    q[7:] = mx.array(np.nan)
+    calls = [
+        lambda s, a: ops.window_attention(x, *a, 4, scale=s),
+        lambda s, a: ops.serialized_attention(x, *a, 4, scale=s),
+        lambda s, a: ops.batch_attention(x, *a, scale=s),
+        lambda s, a: ops.batch_attention(x, a[0], a[1][None], a[2][None], scale=s),
+        lambda s, a: ops.batch_attention(x, *a, x, scale=s),
+        lambda s, a: ops.varlen_attention(*a, [0, 7], scale=s),
+    ]
+    for call in calls:
+        found = mx.grad(lambda s: (c * call(s, (q, k, v)).astype(mx.float32)).sum())(mx.array(0.7))  # noqa: B023
+        wide = [a.astype(mx.float32) for a in (q, k, v)]
+        up, down = ((c * call(s, wide)).sum().item() for s in (0.71, 0.69))
+        np.testing.assert_allclose(found.item(), (up - down) / 0.02, rtol=tolerance, atol=tolerance)
+    with pytest.raises(MLXSparseError, match="scale must be a finite number"):
+        ops.rope3d(x, q, scale=mx.array(0.5))
