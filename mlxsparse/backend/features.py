@@ -55,6 +55,15 @@ def scalar(value: Any) -> Any:
     return value if isinstance(value, (int, float)) else None
 
 
+def filling(value: Any) -> Any:
+    """The number `value`, which fills places that have nothing; DTypeError for anything else."""
+    known = None if isinstance(value, mx.array) else scalar(value)
+    if known is None:
+        learned = "; an array would get no gradient: put it in by mx.where" * isinstance(value, mx.array)
+        raise DTypeError(f"fill must be a number, got {value!r}{learned}")
+    return known
+
+
 def check_channels(symbol: str, a: mx.array, b: mx.array) -> None:
     """ShapeError unless features of the same sites have the same channels, or one of them has one."""
     if a.shape[1] != b.shape[1] and 1 not in (a.shape[1], b.shape[1]):

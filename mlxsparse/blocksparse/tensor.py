@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ..backend.features import filling
 from ..engine import block_matmul
 from ..engine.rows import take_rows
 from ..errors import DTypeError, IdentityError, MLXSparseError, ShapeError
@@ -28,7 +29,7 @@ def pack(x: mx.array, layout: BlockLayout) -> mx.array:
 def unpack(values: mx.array, layout: BlockLayout, fill: float = 0.0) -> mx.array:
     """The matrix with these blocks, `fill` elsewhere: (Z, nnz, br, bc) -> (Z, H, M, N). Differentiable."""
     check_values("values", values, layout)
-    return block_matmul.unpack(values, layout.index, fill)
+    return block_matmul.unpack(values, layout.index, filling(fill))
 
 
 def carry(values: mx.array, gather_idx: np.ndarray, fill: float = 0.0) -> mx.array:
@@ -50,7 +51,9 @@ def carry(values: mx.array, gather_idx: np.ndarray, fill: float = 0.0) -> mx.arr
     rows = rows.astype(np.int32)
     every = (np.arange(z, dtype=np.int32)[:, None] * nnz + rows).astype(np.int32)
     moved = take_rows(
-        values.reshape(z * nnz, br * bc), np.where(rows < 0, -1, every).astype(np.int32).reshape(-1), fill
+        values.reshape(z * nnz, br * bc),
+        np.where(rows < 0, -1, every).astype(np.int32).reshape(-1),
+        filling(fill),
     )
     return moved.reshape(z, len(rows), br, bc)
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend import host
-from ..backend.features import check_floats
+from ..backend.features import check_floats, filling
 from ..backend.status import OUTSIDE, report
 from ..coords import CoordinateManager
 from ..coords.checks import manager_of
@@ -36,6 +36,7 @@ def dense(
     mlxsparse.compile raises that error.
     """
     check_tensor(x)
+    fill = filling(fill)
     if x.key.static:
         return _static_dense(x, shape, origin, fill)
     index = x.key.index

@@ -285,3 +285,14 @@ def test_arrays_of_a_layout_are_read_only():
 def test_bad_input(make, error, words):
     with pytest.raises(error, match=words):
         make()
+
+
+@pytest.mark.parametrize("fill", [mx.array(0.5), "1", None])
+def test_a_fill_that_is_no_number_is_refused(fill):
+    """An array would get no gradient."""
+    tensor = BlockSparseTensor(mx.ones((1, 2, 2, 2)), BlockLayout(np.eye(2, dtype=bool), 2))
+    calls = [tensor.to_dense, lambda fill: tensor.update(np.ones((2, 2), bool), fill)]
+    for call in calls:
+        with pytest.raises(DTypeError, match="fill must be a number"):
+            call(fill)
+        call(np.float32(2))

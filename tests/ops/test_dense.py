@@ -116,3 +116,11 @@ def test_dense_with_an_origin_reaches_as_far_as_the_sites():
     x = from_numpy(np.array([[0, 0, 0, 5]], np.int32), np.ones((1, 2)), batch_size=1, spatial_shape=8)
     assert ops.dense(x).shape == (1, 8, 8, 8, 2)
     assert ops.dense(x, origin=0).shape == (1, 1, 1, 6, 2)
+
+
+@pytest.mark.parametrize("fill", [mx.ones((2,)), mx.array(0.5), "1", None])
+def test_a_fill_that_is_no_number_is_refused(fill):
+    """An array, as a learned token for empty cells, would get no gradient."""
+    x = from_numpy([[0, 1, 1, 1]], np.ones((1, 2)))
+    with pytest.raises(DTypeError, match="fill must be a number"):
+        ops.dense(x, fill=fill)
