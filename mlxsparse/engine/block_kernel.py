@@ -226,7 +226,7 @@ def score_gradient(ct: mx.array, y: mx.array, lse_ct: mx.array | None, index: Bl
 
 def addend_gradient(name: str, dt: mx.array, addend: mx.array, packed: bool, index: BlockIndex) -> mx.array:
     """Gradient of one addend (a name of block_softmax.Added) from that of the scores."""
-    if index.nnz == 0:
+    if dt.size == 0:
         return filled(addend.shape, 0, addend.dtype)
     if name == "keys":
         bc, r = index.block[1], index.grid[1]

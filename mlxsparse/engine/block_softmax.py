@@ -121,7 +121,7 @@ def host_addend_gradient(
     elif name == "pairs":
         dense_sum(d, index, 1, 1, gradient[None, None])
     elif packed:
-        gradient[:] = d.sum(axis=0, keepdims=True) if len(gradient) < len(d) else d
+        gradient[:] = d if len(gradient) == len(d) else d.sum(axis=0, keepdims=True)
     else:
         dense_sum(d, index, addend.shape[0], addend.shape[1], gradient)
     return out.astype(addend.dtype)

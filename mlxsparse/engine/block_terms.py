@@ -119,4 +119,4 @@ def key_sum(dt: np.ndarray, index: BlockIndex, out: np.ndarray) -> None:
     sums = np.zeros((len(dt), index.grid[2], bc), np.float32)
     for z in range(len(dt)):
         np.add.at(sums[z], index.cols, dt[z].sum(axis=1))
-    out[:] = sums.reshape(len(dt), -1)[:, : index.shape[1]]
+    out[:] = sums.reshape(len(dt), index.grid[2] * bc)[:, : index.shape[1]]

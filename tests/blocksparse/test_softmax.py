@@ -240,3 +240,20 @@ X = mx.zeros((1, 4, 2, 2))
 def test_bad_input(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def test_gradients_of_an_empty_batch():
+    """Of addends that are one for all batch items, and of those that have its number of items."""
+    x, none, one = mx.zeros((0, 4, 2, 2)), mx.zeros((0, 4)), mx.zeros((1, 4, 2, 2))
+
+    def gradients(f, *addends):
+        found = mx.vjp(f, addends, [x])[1]
+        assert [a.shape for a in found] == [a.shape for a in addends]
+        assert not any(np.array(a).any() for a in found if a.size)
+
+    for rpe in (mx.zeros((1, 1, 4, 4)), mx.zeros((0, 1, 4, 4))):
+        gradients(
+            lambda rpe, keys, pairs: sparse_softmax(x, L, rpe=rpe, key_padding_mask=keys, attn_mask=pairs),
+            rpe, none, mx.zeros((4, 4)),
+        )  # fmt: skip
+    gradients(lambda one: sparse_softmax(x, L, rpe=BlockSparseTensor(one, L)), one)
