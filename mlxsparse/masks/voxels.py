@@ -25,6 +25,7 @@ from .spec import MaskSpec, Rect, RegionSpec, as_rect
 # shares with those of tensors which a transformation of MLX took apart and put together again.
 _compiled: weakref.WeakKeyDictionary[Record, dict[Any, CompiledProgram]]
 _compiled = weakref.WeakKeyDictionary()
+PROGRAMS = 32  # that one set of coordinates keeps, the latest: masks may be drawn anew in every step
 NO_LINKS = np.zeros((0, 2), np.int64)
 
 
@@ -127,14 +128,15 @@ class VoxelLayout:
         output 0; "full" the whole target region of its batch item; "error". With write_mode="replace" such a
         query, and a matrix's row without a key, loses its earlier keys too (over a canvas it keeps them);
         queries that a mask of the source's box leaves out keep theirs. fired: triggers of the
-        connections that count. Cached by coordinate key, regions and arguments. Raises MLXSparseError,
-        ShapeError and DTypeError.
+        connections that count. Cached by coordinate key, regions and arguments, the last 32 of a key. Raises
+        MLXSparseError, ShapeError and DTypeError.
         """
         check_fallback(fallback)
         size = None if block is None else whole_number("block", block, 1)
         items = connections(program, self.regions, fired)
         cache = _compiled.setdefault(self.key._record, {})
-        made = cache.get((self._content, items, size, fallback))
+        wanted = (self._content, items, size, fallback)
+        made = cache.pop(wanted, None)
         if made is None:
             found: list[Relation] = []
             owner: list[int] = []
@@ -144,7 +146,9 @@ class VoxelLayout:
                 owner += [number] * len(relations)
             replace_earlier([r.query for r in found], items, owner)
             made = lay_out(found, len(self.coords), size)
-            cache[self._content, items, size, fallback] = made
+        cache[wanted] = made  # last, as the latest
+        if len(cache) > PROGRAMS:
+            cache.pop(next(iter(cache)), None)
         return made
 
     # ------------------------------------------------------------ relations of a connection

@@ -8,7 +8,7 @@ import pytest
 
 import mlxsparse as ms
 from mlxsparse.errors import MLXSparseError, ShapeError
-from mlxsparse.masks import Connection, MaskSpec, VoxelLayout
+from mlxsparse.masks import Connection, MaskSpec, VoxelLayout, voxels
 
 
 @pytest.mark.parametrize("padding", [1, 2, 10])
@@ -63,3 +63,15 @@ def test_a_learned_scale_has_a_gradient():
 
     wanted = (loss(0.71) - loss(0.69)).item() / 0.02
     np.testing.assert_allclose(mx.grad(loss)(mx.array(0.7)).item(), wanted, rtol=1e-3)
+
+
+def test_masks_drawn_anew_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr(voxels, "PROGRAMS", 3)
+    coords = np.array([[0, 0, 0, z] for z in range(5)], np.int32)
+    layout = VoxelLayout(ms.SparseTensor(coords, mx.ones((5, 1))), {"all": ((0, 1), (0, 1), (0, 5))})
+    first = layout.compile(Connection("all", "all"))
+    for step in range(5):
+        mask = np.arange(25).reshape(5, 5) % 7 == step
+        layout.compile(Connection("all", "all", MaskSpec("sparse", mask=mask)))
+        assert layout.compile(Connection("all", "all")) is first  # used in every step
+    assert len(voxels._compiled[layout.key._record]) == 3
