@@ -50,6 +50,8 @@ class CanvasLayout:
         self.spatial_shape = whole_numbers("spatial_shape", space, 1)
         self.d_model = d_model
         self.t_current = whole_number("t_current", t_current)
+        if not isinstance(regions, (Mapping, type(None))):
+            raise DTypeError(f"regions is a {type(regions).__name__}, wanted a mapping of names to regions")
         self.regions = {name: self._checked(name, region) for name, region in (regions or {}).items()}
 
     def _checked(self, name: str, region: Any) -> RegionSpec:

@@ -7,7 +7,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..blocksparse.check import whole_number
+from ..blocksparse.check import check_float, check_shape, whole_number
+from ..errors import DTypeError
 from .canvas import CanvasLayout, Pair, mask_to_index_pairs
 from .program import connections, replace_earlier
 from .relation import lay_out, relation_of_pairs
@@ -37,6 +38,11 @@ class AttentionDispatcher:
         fallback: str = "drop",
         fired: Collection[str] = (),
     ):
+        if not isinstance(layout, CanvasLayout):
+            raise DTypeError(
+                f"layout is a {type(layout).__name__}, wanted a CanvasLayout; over voxels use "
+                "VoxelLayout.compile(program)"
+            )
         self.layout = layout
         self.connections = connections(program, layout.regions, fired)
         self.pairs: list[list[Pair]] = [
@@ -51,6 +57,8 @@ class AttentionDispatcher:
     def __call__(
         self, q: mx.array, k: mx.array, v: mx.array, *, scale: Any = None, return_lse: bool = False
     ) -> Any:
+        check_float("q", q)
+        check_shape("q", q, (None, None, self.layout.num_positions, None), f" to fit {self.layout}")
         return self.compiled.attend_batched(q, k, v, scale=scale, return_lse=return_lse)
 
     def __repr__(self) -> str:

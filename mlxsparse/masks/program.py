@@ -70,6 +70,9 @@ def connections(program: Any, regions: Iterable[str], fired: Collection[str] = (
     if isinstance(program, Connection):
         program = [program]
     if isinstance(program, Mapping):
+        for pair in program:
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise DTypeError(f"program has the key {pair!r}, wanted (src, dst)")
         program = [Connection(src, dst, made) for (src, dst), made in program.items()]
     if not isinstance(program, Iterable):
         raise DTypeError(f"program is a {type(program).__name__}, wanted Connections")

@@ -13,7 +13,7 @@ import numpy as np
 from ..blocksparse.check import as_mask, whole_number
 from ..coords import CoordinateMapKey, default_manager
 from ..coords.keys import Record, host_rows
-from ..errors import CoordinateRangeError, MLXSparseError, ShapeError
+from ..errors import CoordinateRangeError, DTypeError, MLXSparseError, ShapeError
 from ..tensor import SparseTensor
 from .attend import CompiledProgram
 from .canvas import check_fallback
@@ -44,6 +44,8 @@ class VoxelLayout:
     """
 
     def __init__(self, coords: Any, regions: Mapping[str, Any], *, allow_empty: bool = False):
+        if not isinstance(regions, Mapping):
+            raise DTypeError(f"regions is a {type(regions).__name__}, wanted a mapping of names to regions")
         if isinstance(coords, SparseTensor):
             coords = coords.key
         key = coords if isinstance(coords, CoordinateMapKey) else default_manager().insert(coords)

@@ -365,6 +365,7 @@ def compile_mask(mask, src="box"):
         (lambda: VoxelLayout(X, {"a": np.ones(2, bool)}), ShapeError, "'a' has shape"),
         (lambda: VoxelLayout(X, {"a": lambda c: mx.array(c[:, 0])}), DTypeError, "'a' is int32"),
         (lambda: VoxelLayout(np.zeros((3, 3), np.int32), {}), ShapeError, "coords"),
+        (lambda: VoxelLayout(X, [(0, 1) * 3]), DTypeError, "regions is a list"),
         (lambda: L.region_rows("b"), MLXSparseError, "no region 'b'"),
         (lambda: L.compile(Connection("all", "b")), MLXSparseError, "no region 'b'"),
         (lambda: L.compile("all"), DTypeError, "wanted Connections"),
