@@ -8,7 +8,7 @@ import pytest
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
-from mlxsparse import ops
+from mlxsparse import nn, ops
 from mlxsparse.errors import ShapeError
 from mlxsparse.testing import adapt, invariants, oracle, strategies
 
@@ -342,3 +342,21 @@ def test_coordinates_that_do_not_fit_are_refused():
     for site in ([0, 2**32 + 5, 0, 0], [0, 1.7, 0, 0]):
         with pytest.raises(ValueError, match="whole numbers of 32 bits"):
             adapt.from_numpy(np.array([site]), np.ones((1, 1)))
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("seed", range(3))
+def test_curved_operators_pass_in_half_precision(dtype, seed):
+    coords, feats, cotangent = line(8 + seed)
+    feats = 2 * feats
+
+    def attention(x):
+        q = x.feats[:, None]
+        return x.replace(ops.window_attention(x, q, q, q, 3)[:, 0])
+
+    for op in (attention, nn.LayerNorm(4, affine=False)):
+        function, gradient = adapt.numpy_function(op, dtype=dtype), adapt.numpy_gradient(op, dtype=dtype)
+        invariants.check_finite_differences(function, gradient, coords, feats, cotangent, seed=seed)
+        with pytest.raises(AssertionError, match="finite difference"):
+            wrong = lambda *a, of=gradient: -of(*a)  # noqa: E731
+            invariants.check_finite_differences(function, wrong, coords, feats, cotangent, seed=seed)
