@@ -16,6 +16,7 @@ import pytest
 
 import mlxsparse as ms
 from mlxsparse import blocks
+from mlxsparse.backend import autodiff
 from mlxsparse.errors import IdentityError
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -200,3 +201,22 @@ def test_another_tensor_on_the_same_rows_takes_no_maps_away():
     del x, first
     gc.collect()
     assert record_inside(other) is second
+
+
+def test_a_thread_leaves_no_trace_to_mlx():
+    """MLX drops what a thread has compiled after its end, and aborts a process that ends meanwhile."""
+    x = mx.ones((2, 2))
+    mx.eval(x)
+    autodiff.traced(x)
+    held, seen = sys.getrefcount(autodiff._look), []
+
+    def work():
+        autodiff.traced(x)
+        seen.append(autodiff._seen.probe is not probe)
+
+    probe = autodiff._seen.probe
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    left = sys.getrefcount(autodiff._look)  # pytest holds what an assert names
+    assert seen == [True] and left == held

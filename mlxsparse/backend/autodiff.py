@@ -38,18 +38,22 @@ def _refuse(name: str, what: str) -> Callable[..., Any]:
     return raising
 
 
+def _look(*inputs: mx.array) -> mx.array:
+    _seen.body = True
+    return inputs[0]
+
+
 class _Seen(threading.local):
     body = False
     plain = False  # nobody will ask for gradients
 
+    def __init__(self) -> None:
+        # One for each thread, which goes with it: MLX would drop the traces of a thread after its end, and
+        # ends a process that ends at that time.
+        self.probe = mx.compile(_look, shapeless=True)
+
 
 _seen = _Seen()
-
-
-@functools.partial(mx.compile, shapeless=True)
-def _probe(*inputs: mx.array) -> mx.array:
-    _seen.body = True
-    return inputs[0]
 
 
 def traced(*inputs: mx.array) -> bool:
@@ -61,7 +65,7 @@ def traced(*inputs: mx.array) -> bool:
     if _seen.plain:
         return False
     _seen.body = False
-    _probe(*inputs)
+    _seen.probe(*inputs)
     return _seen.body
 
 
