@@ -69,8 +69,8 @@ class BlockSparseTensor(tuple):
     """Packed values (Z, nnz, br, bc) and the layout that says where they are.
 
     It is a tuple so that MLX's transformations take it apart and put it together again. Differentiate in its
-    `values`: MLX takes arrays only for what it differentiates in. Raises ShapeError where the values do not
-    fit the layout.
+    `values`: MLX takes arrays only for what it differentiates in, and a module that holds it has no parameter
+    in it (none is trained or saved): hold the values. Raises ShapeError where they do not fit the layout.
     """
 
     _layout: BlockLayout
