@@ -15,6 +15,8 @@ from .layout import BlockLayout, check_layout
 from .matmul import Sparse
 from .softmax import check_bias, masked_addend
 
+CAUSAL_ROWS = 64  # block rows of so many leave out blocks past the diagonal; smaller ones are met together
+
 
 def block_sparse_attention(
     q: mx.array,
@@ -55,6 +57,8 @@ def block_sparse_attention(
     if bias is not None and not isinstance(bias, mx.array):
         layout = layout.with_heads(heads)
     added_bias, packed = check_bias("bias", bias, layout, z, heads)
+    if causal and not packed and layout.block[0] >= CAUSAL_ROWS:
+        layout = layout._causal
     pair = _segments(segments, m, n)
     added = Added(
         rpe=added_bias,

@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 
 import mlxsparse as ms
 from mlxsparse.blocks import BlockCoupling, BlockSpec, ScopeCoupling, ScopeSpec, View
-from mlxsparse.blocksparse import BlockLayout, BlockSparseTensor, carry, pack, segment_ids, unpack
+from mlxsparse.blocksparse import (
+    BlockLayout,
+    BlockSparseTensor,
+    block_sparse_attention,
+    carry,
+    pack,
+    segment_ids,
+    unpack,
+)
 from mlxsparse.errors import (
     CoordinateRangeError,
     DTypeError,
@@ -296,3 +304,27 @@ def test_a_fill_that_is_no_number_is_refused(fill):
         with pytest.raises(DTypeError, match="fill must be a number"):
             call(fill)
         call(np.float32(2))
+
+
+@pytest.mark.parametrize(("shape", "block"), [((150, 150), 64), ((150, 200), (64, 30)), ((200, 70), (90, 8))])
+def test_causal_attention_leaves_out_blocks_past_the_diagonal(shape, block):
+    m, n = shape
+    layout = BlockLayout.from_cu_seqlens([0, m], block, cu_seqlens_k=[0, n], heads=2)
+    br, bc = layout.block
+    allowed = np.arange(n) <= np.arange(m)[:, None] + n - m
+    wanted = [[allowed[r : r + br, c : c + bc].any() for c in range(0, n, bc)] for r in range(0, m, br)]
+    assert np.array_equal(layout._causal.to_dense(), [wanted] * 2) and layout._causal.nnz < layout.nnz
+    rng = np.random.default_rng(0)
+    q, k, v = (mx.array(rng.standard_normal((1, 2, size, 4)).astype(np.float32)) for size in (m, n, n))
+    bias = mx.array(rng.standard_normal((1, 1, m, n)).astype(np.float32))
+
+    def found(bias):
+        return block_sparse_attention(q, k, v, layout, bias=bias, causal=True)
+
+    kept = BlockSparseTensor.from_dense(mx.broadcast_to(bias, (1, 2, m, n)), layout)  # its blocks all stay
+    wanted, _ = oracle.attention(*map(np.array, (q, k, v)), allowed, 0.5, np.array(bias))
+    np.testing.assert_allclose(found(bias), wanted, atol=1e-5)
+    np.testing.assert_allclose(found(kept), wanted, atol=1e-5)
+    whole = mx.grad(lambda values: found(BlockSparseTensor(values, layout))[..., 0].sum())(kept.values)
+    of_bias = mx.grad(lambda bias: found(bias)[..., 0].sum())(bias)
+    np.testing.assert_allclose(of_bias, unpack(whole, layout).sum(axis=1, keepdims=True), atol=1e-5)
