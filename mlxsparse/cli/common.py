@@ -258,5 +258,8 @@ def classes(text: str) -> tuple[int, ...]:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Names with commas between; `none` is no name."""
-    return () if text == "none" else tuple(part.strip() for part in text.split(",") if part.strip())
+    """Names with commas between; `none` is no name, and an unset variable of a shell is refused."""
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} has no name: write none for none")
+    return () if text == "none" else found

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--block", type=positive, default=16, help="channels of a block, for blocks (default: %(default)s)"
     )
     parser.add_argument(
-        "--exclude", type=words, default="", metavar="NAMES", help="layers to leave alone, as stem,decoder.2"
+        "--exclude", type=words, default=(), metavar="NAMES", help="layers to leave alone, as stem,decoder.2"
     )
     parser.add_argument(
         "--fold", action="store_true", help="fold batch norms into convolutions: faster, for use only"

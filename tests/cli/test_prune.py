@@ -184,3 +184,11 @@ def test_training_says_that_nothing_could_be_held_out(tmp_path, capsys):
     assert "no score" not in capsys.readouterr().out
     assert main(["train", *clouds, *arguments, "--val-split", "0.3"]) == 1
     assert "--val-split 0.3: a cloud of one labelled point has no part to hold" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", ",", " "])
+def test_an_unset_variable_of_a_shell_names_nothing(text, capsys):
+    for line in ("train a.laz -o w --fields", "prune --weights w -o v --exclude"):
+        with pytest.raises(SystemExit) as stop:
+            main([*line.split(), text])
+        assert stop.value.code == 2 and "write none for none" in capsys.readouterr().err
