@@ -36,7 +36,7 @@ class Tile(NamedTuple):
 
 
 # (output channels at most, tile) by backend (CUDA?), size of an element and fp32_mode. CUDA: measured on an
-# H100 (docs/benchmarks/gpu.md); Metal: 32 KB of threadgroup memory, not measured. Few shapes: each is another
+# H100 (docs/benchmarks/gpu-notes.md); Metal: 32 KB of threadgroup memory, not measured. Few shapes: each is another
 # compilation.
 FORWARD: dict[tuple[bool, int, int], list[tuple[int, Tile]]] = {
     (True, 2, 0): [
