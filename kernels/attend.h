@@ -22,7 +22,7 @@ template <typename T, int M, int N, int E> METAL_FUNC void tile_fade(thread tile
 }
 template <typename T, int M, int K> struct tile_held {
   simdgroup_matrix<T, 8, 8> f[M * K / 64];
-  tile_held() thread = default;
+  tile_held() thread {}
   template <int LDA> METAL_FUNC void load(const threadgroup T* a) thread {
     TILE_UNROLL
     for (int i = 0; i < M * K / 64; i++) simdgroup_load(f[i], a + i % (M / 8) * 8 * LDA + i / (M / 8) * 8, LDA);

@@ -22,7 +22,7 @@ template <typename T, int M, int N, int EXACT, int FOURS> struct conv_sums {
   typedef tile_mma<T, M, N, EXACT> sums;
   static constexpr constant int ROWS = sums::ROWS, COLS = sums::COLS;
   sums acc;
-  conv_sums() thread = default;
+  conv_sums() thread {}
   METAL_FUNC void clear(uint lane) thread { acc.clear(lane); }
   METAL_FUNC void landed() thread {}
   template <int BK, int LDA, int LDB, bool TURNED>
@@ -39,7 +39,7 @@ template <typename T, int M, int N> struct conv_sums<T, M, N, 0, 1> {
   typedef tile_mma<T, 16, N, 0> sums;
   static constexpr constant int PARTS = M / 16, EACH = sums::ROWS, ROWS = PARTS * EACH, COLS = sums::COLS;
   sums acc[PARTS];
-  conv_sums() thread = default;
+  conv_sums() thread {}
   METAL_FUNC void clear(uint lane) thread {
     TILE_UNROLL
     for (int p = 0; p < PARTS; p++) acc[p].clear(lane);

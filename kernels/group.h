@@ -55,7 +55,7 @@ METAL_FUNC void group_mma(thread tile_mma<T, 16, N, 0>& acc, const threadgroup T
 }
 template <typename T, int K> struct group_held {
   simdgroup_matrix<T, 8, 8> f[K / 8][2];
-  group_held() thread = default;
+  group_held() thread {}
   METAL_FUNC void load(const threadgroup T* a, int quarter) thread {
     TILE_UNROLL
     for (int k = 0; k < K / 8; k++) {

@@ -36,7 +36,7 @@ template <typename T, int M, int N, int EXACT = 1> struct tile_mma {
   simdgroup_matrix<float, 8, 8> c[MN];
   int fm, fn; // where this lane's two elements lie in an 8x8 matrix (the map that MLX's own kernels rely on)
 
-  tile_mma() thread = default; // the matrices have no other
+  tile_mma() thread {} // the matrices have no other
   METAL_FUNC void clear(uint lane) thread {
     fm = int((lane / 4) & 4) + int((lane / 2) % 4);
     fn = int((lane / 4) & 2) * 2 + int(lane % 2) * 2;
