@@ -25,6 +25,7 @@ LACKING = toolchain.missing()
         ("struct S { int x; int f(int i) { return x + i; } };", "", "without `thread`"),
         ("", "int kernel = 1;", "reserves"),
         ("", "// \u00b5", "not ASCII"),
+        ("", "out[0] = *(float*)t;", "without an address space"),
     ],
 )
 def test_lint_finds(header: str, body: str, found: str) -> None:
@@ -42,7 +43,7 @@ def test_shipped_kernels_pass_the_lint(name: str) -> None:
 
 @pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
 def test_every_planted_mistake_in_text_is_found() -> None:
-    assert len(WRONG) >= 46
+    assert len(WRONG) >= 52
     assert list(selftest.missed_in_text()) == []
 
 

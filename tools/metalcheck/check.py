@@ -15,7 +15,7 @@ def text_errors(header: str, body: str, kernel: Any, inputs: Sequence[mx.array],
     """What is wrong with a kernel as MLX would compile it for these inputs; empty when nothing is."""
     found = [f"lint: {line}" for line in lint(header, body)]
     metal = source.metal_text(kernel, inputs, **call)
-    accepted, diagnostics = toolchain.diagnose(source.cpp_source(metal, typed=True)[0])
+    accepted, diagnostics = toolchain.diagnose(source.typed_source(metal))
     if accepted:
         return found
     return found + [line for line in diagnostics.splitlines() if "error" in line]

@@ -161,7 +161,7 @@ class _Runner:
         )
         if key not in self.variants:
             metal = source.metal_text(self.kernel, arrays, **call)
-            self.variants[key] = source.cpp_source(metal, typed=False)
+            self.variants[key] = source.cpp_source(metal)
         return self.variants[key]
 
     def _run_here(self, built: str, data: list[np.ndarray], grid: Any, threadgroup: Any) -> None:

@@ -34,6 +34,8 @@ _DECLARATOR = re.compile(
     rf"((?:const\s+)?(?:{SPACE}\s+)?[A-Za-z_][\w:]*(?:<[^;(){{}}]*?>)?(?:\s+const)?)"
     r"\s*([*&]+)\s*(const\s+)?(\w+)\s*(?=[=,;)\[{(])"
 )
+# In casts and of parameters without a name.
+_NAMELESS = re.compile(r"[(,]\s*(?:const\s+)?\w+(?:<[^;(){}]*?>)?\s*[*&]+\s*(?=[,)])")
 _PROGRAM_SCOPE = re.compile(
     r"\s*(?:(?:static|const|constexpr)\s+)*(?:int|uint|float|half|bool|short|ushort|\w+_t)\s+\w+\s*(?:\[.*\])?\s*="
 )
@@ -67,6 +69,8 @@ def lint(header: str, body: str) -> list[str]:
 
 def _violations(where: str, text: str) -> Iterator[tuple[int, str]]:
     yield from _pointers(where, text)
+    for m in _NAMELESS.finditer(text):
+        yield m.start(), f"pointer or reference without an address space: '{m.group(0).strip(' (,')}'"
     for pattern, message in _FORBIDDEN.items():
         for m in re.finditer(pattern, text):
             yield m.start(), message

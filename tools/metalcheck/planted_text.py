@@ -17,6 +17,14 @@ RIGHT: dict[str, tuple[str, str]] = {
         "",
         "out[0] = inp[0] * 2.0 + 1.5;",
     ),
+    "structs of matrices": (
+        "struct S { simdgroup_matrix<half, 8, 8> m[2]; S() thread {} }; struct R { S s[2]; R() thread {} };",
+        "R r; out[0] = float(r.s[1].m[0].thread_elements()[1]);",
+    ),
+    "vectors": (
+        "",
+        "float4 v = float4(1.0f, 2.0f, inp[0], 0.0f); uint2 u = uint2(3); out[u.x] = v.x;",
+    ),
 }
 
 # Caught by nothing here: Metal forbids recursion, clang does not mind.
@@ -214,6 +222,31 @@ WRONG: dict[str, tuple[str, str]] = {
     "C++17: arguments of a class template from its constructor": (
         "template <typename T> struct S { T x; S(T y) thread : x(y) {} };",
         "S s(inp[0]); out[0] = s.x;",
+    ),
+    "C++17: structured binding": (
+        "struct S { int a, b; };",
+        "S s = {1, 2}; auto [a, b] = s; out[0] = float(a + b);",
+    ),
+    "helper param without AS and name": (
+        "inline float f(float x, const float*) { return x; }",
+        "out[0] = f(inp[0], inp);",
+    ),
+    "matrices without a constructor": (
+        "struct S { simdgroup_matrix<float, 8, 8> m; };",
+        "S s; out[0] = s.m.thread_elements()[0];",
+    ),
+    "matrices and a defaulted constructor": (
+        "struct S { simdgroup_matrix<float, 8, 8> m; S() thread = default; };",
+        "S s; out[0] = s.m.thread_elements()[0];",
+    ),
+    "cast of a long expression to another AS": (
+        "",
+        "out[0] = *(const thread float*)(inp + (1 + (1 + int(inp[0]))));",
+    ),
+    "float atomics in threadgroup memory": (
+        "",
+        "threadgroup float t[2]; "
+        "atomic_fetch_add_explicit((threadgroup atomic_float*)t, 1.0f, memory_order_relaxed); out[0] = t[0];",
     ),
     "missing barrier flag arg": (
         "",

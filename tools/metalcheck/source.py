@@ -45,12 +45,7 @@ extern "C" void msl_entry(void** b, const _context* c) { CALL; }
 _THREADGROUP = re.compile(
     r"^([ \t]*)threadgroup[ \t]+([A-Za-z_][\w:<>, \t]*?)[ \t]+(\w+)[ \t]*((?:\[[^;\n]*\])*)[ \t]*;", re.M
 )
-# (kind*)name, or of an element, a member, the address of one, or an expression in parentheses; the operand
-# ends where these do.
-_CAST = re.compile(
-    r"(?<![\w)\]])\(\s*((?:const\s+)?(?:(?:device|threadgroup|thread|constant)\s+)?[A-Za-z_]\w*\s*\*)\s*\)\s*"
-    r"(&?[A-Za-z_]\w*(?:\[[^\[\]]*\]|\.\w+)*|\((?:[^()]|\([^()]*\))*\))"
-)
+_VECTOR = re.compile(r"\b((?:float|half|char|uchar|short|ushort|int|uint|long|ulong)[234])\(")
 _export_lock = threading.Lock()
 
 
@@ -77,13 +72,25 @@ def metal_text(kernel: Any, inputs: Sequence[mx.array], **call: Any) -> str:
     return found.group(1)
 
 
-def _share_threadgroup_variables(text: str, typed: bool) -> str:
+def typed_source(metal: str) -> str:
+    """The text in C++ for OpenCL: to be looked at (include/typed), not to be run."""
+
+    def declaration(m: re.Match[str]) -> str:  # kernels alone have any there, and no template is one
+        indent, kind, name, dims = m.groups()
+        return f"{indent}threadgroup {kind} (&{name}){dims} = *(threadgroup {kind} (*){dims})0;"
+
+    text = _THREADGROUP.sub(declaration, metal)
+    text = _VECTOR.sub(r"metal::_make<\1>(", text)
+    # Without a body, in which clang could not make a member whose constructor is of `thread`; Apple's can.
+    text = re.sub(r"(\(\) thread) \{\}", r"\1;", text)
+    return _PRELUDE + re.sub(r"template \[\[host_name\(.*?\)\]\] \[\[kernel\]\]", "template", text)
+
+
+def _share_threadgroup_variables(text: str) -> str:
     """Each `threadgroup T x[N];` becomes storage that the fibers of one threadgroup share."""
 
     def declaration(m: re.Match[str]) -> str:
         indent, kind, name, dims = m.groups()
-        if typed:
-            return f"{indent}extern threadgroup {kind} {name}{dims};"
         return (
             f"{indent}typedef {kind} _tg_{name}{dims}; "
             f"auto& {name} = *(_tg_{name}*)msl_tg(sizeof(_tg_{name}), __LINE__);"
@@ -92,16 +99,8 @@ def _share_threadgroup_variables(text: str, typed: bool) -> str:
     return _THREADGROUP.sub(declaration, text)
 
 
-def _strict_casts(text: str) -> str:
-    """Casts of pointers as reinterpret_cast: C's form changes address spaces, which Metal does not allow."""
-    return _CAST.sub(r"reinterpret_cast<\1>(\2)", text)
-
-
-def cpp_source(metal: str, *, typed: bool) -> tuple[str, int]:
-    """(one C++ translation unit with the entry msl_entry, number of buffers).
-
-    typed: for the address-space check; it cannot be executed.
-    """
+def cpp_source(metal: str) -> tuple[str, int]:
+    """(one C++ translation unit with the entry msl_entry, number of buffers)."""
     kernel = re.search(r"\[\[kernel\]\] void (\w+)\((.*?)\) \{\n", metal, re.S)
     if not kernel:
         raise RuntimeError("no kernel in the text that MLX generated; its format has changed")
@@ -120,7 +119,5 @@ def cpp_source(metal: str, *, typed: bool) -> tuple[str, int]:
             if not attribute or attribute.group(1) not in _BUILTINS:
                 raise RuntimeError(f"kernel argument that the executor does not know: {parameter.strip()}")
             arguments.append(_BUILTINS[attribute.group(1)])
-    body = _share_threadgroup_variables(text, typed)
-    if typed:
-        body = _strict_casts(body)
+    body = _share_threadgroup_variables(text)
     return _PRELUDE + body + _ENTRY.replace("CALL", f"{call}({', '.join(arguments)})"), buffers

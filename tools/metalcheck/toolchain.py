@@ -21,11 +21,13 @@ _DIALECT = (
     "-Xclang -cl-single-precision-constant -Xclang -ffloat16-excess-precision=none -fno-exceptions -fno-rtti "
     "-fno-strict-aliasing -ffp-contract=off -ftrivial-auto-var-init=pattern"
 ).split() + [f"-I{HERE / 'include'}"]
-# Metal is C++14 before macOS 26, and takes `if constexpr`.
+# Metal is C++14 before macOS 26. x86-64 has a type that is bfloat.
 _TYPED = (
-    "-std=c++14 -Wno-c++17-extensions -fsyntax-only -DMSL_AS=1 -fno-caret-diagnostics "
-    "-Werror=implicit-float-conversion"
-).split()
+    "-x clcpp -cl-std=clc++2021 -target x86_64 -cl-no-stdinc -nostdinc -fsyntax-only -fno-caret-diagnostics "
+    "-Xclang -cl-ext=-cl_khr_fp64,-__opencl_c_fp64,-__opencl_c_device_enqueue,"
+    "-__opencl_c_program_scope_global_variables "
+    "-cl-single-precision-constant -Werror=implicit-float-conversion -Werror=pre-c++17-compat"
+).split() + [f"-I{HERE / 'include' / 'typed'}"]
 # Flags of the compiler, and what runtime.cpp is told. To optimise what the address sanitizer adds takes clang
 # far longer than kernels take to run.
 SANITIZERS = {
@@ -96,7 +98,7 @@ def diagnose(source: str) -> tuple[bool, str]:
     _require()
     path = _cached("check", source, [])
     if not path.exists():
-        done = _clang(["-x", "c++", "-", *_DIALECT, *_TYPED], source)
+        done = _clang([*_TYPED, "-"], source)
         _write(path, f"{done.returncode}\n{done.stderr}")
     code, _, text = path.read_text().partition("\n")
     return code == "0", text

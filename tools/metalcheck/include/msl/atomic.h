@@ -117,9 +117,6 @@ template <class T, class F> MSL_I T _rmw(T* p, T v, F f) {
   return o;
 }
 MSL_ATOMICS(device)
-#if MSL_AS
-MSL_ATOMICS(threadgroup)
-#endif
 using atomic_uint = atomic<uint>;
 using atomic_int = atomic<int>;
 using atomic_float = atomic<float>;

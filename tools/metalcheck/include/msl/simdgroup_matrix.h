@@ -63,9 +63,6 @@ template <class T, int R, int C> MSL_I simdgroup_matrix<T, R, C> make_filled_sim
     } \
   }
 MSL_SGM(device)
-#if MSL_AS
-MSL_SGM(threadgroup)
-#endif
 MSL_NS inline void _mma_once(void* sv, unsigned m, const void*) {
   _slot* s = (_slot*)sv;
   float A[8][8], B[8][8], D[8][8];

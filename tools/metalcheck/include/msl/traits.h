@@ -45,17 +45,6 @@ template <class T> using remove_cv_t = __remove_cv(T);
 template <class T> struct remove_addrspace {
   using type = T;
 };
-#if MSL_AS
-template <class T> struct remove_addrspace<device T> {
-  using type = T;
-};
-template <class T> struct remove_addrspace<constant T> {
-  using type = T;
-};
-template <class T> struct remove_addrspace<threadgroup T> {
-  using type = T;
-};
-#endif
 template <class T> using remove_addrspace_t = typename remove_addrspace<T>::type;
 template <class T> using _u = remove_cv_t<remove_addrspace_t<T>>;
 template <class T> inline constexpr bool _isf =

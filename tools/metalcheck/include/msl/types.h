@@ -1,19 +1,10 @@
-// Scalar and vector types, address spaces. MSL_AS=1: typed address spaces, for the syntax check only.
+// Scalar and vector types. Address spaces are those of typed/.
 #pragma once
-#ifndef MSL_AS
-#define MSL_AS 0
-#endif
 #define __METAL__ 1
 #define __METAL_VERSION__ 320
-#if MSL_AS
-#define device __attribute__((address_space(1)))
-#define constant __attribute__((address_space(2)))
-#define threadgroup __attribute__((address_space(3)))
-#else
 #define device
 #define constant
 #define threadgroup
-#endif
 #define thread
 #define METAL_FUNC inline __attribute__((always_inline))
 #define METAL_CONST
@@ -43,11 +34,6 @@ typedef unsigned long uintptr_t;
 #define UINT_MAX 4294967295u
 #define M_PI_F 3.14159265358979323846f
 
-#if MSL_AS
-// A builtin type: structs cannot live in address spaces in plain C++. -Werror=implicit-float-conversion makes
-// float -> bfloat and float -> half explicit.
-#define bfloat __bf16
-#else
 // bfloat: float->bfloat is explicit (MSL 2.1), bfloat->float implicit
 struct bfloat {
   unsigned short b;
@@ -79,7 +65,6 @@ MSL_OP(*)
 MSL_OP(/)
 #undef MSL_OP
 MSL_I constexpr bfloat operator-(bfloat x) { return bfloat(-float(x)); }
-#endif
 
 namespace metal {
 template <class T, int N> struct _bvec {
@@ -94,11 +79,9 @@ template <class T, int N> struct _bvec {
 template <class T, int N> struct _vs {
   typedef T type __attribute__((ext_vector_type(N)));
 };
-#if !MSL_AS
 template <int N> struct _vs<bfloat, N> {
   typedef _bvec<bfloat, N> type;
 };
-#endif
 template <class T, int N> using vec = typename _vs<T, N>::type;
 } // namespace metal
 #define MSL_V(t) \
