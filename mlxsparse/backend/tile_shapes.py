@@ -36,8 +36,8 @@ class Tile(NamedTuple):
 
 
 # (output channels at most, tile) by backend (CUDA?), size of an element and fp32_mode. CUDA: measured on an
-# H100 (docs/benchmarks/gpu-notes.md); Metal: 32 KB of threadgroup memory, not measured. Few shapes: each is another
-# compilation.
+# H100 (docs/benchmarks/gpu-notes.md); Metal: 32 KB of threadgroup memory, not measured. Few shapes: each is
+# another compilation.
 FORWARD: dict[tuple[bool, int, int], list[tuple[int, Tile]]] = {
     (True, 2, 0): [
         (32, Tile(128, 32, 32, 4, 1, 3, 3)),
