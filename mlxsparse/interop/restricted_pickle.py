@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickletools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..errors import CheckpointError
 
@@ -22,9 +22,9 @@ _LITERALS = set("INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRI
 _SCALARS = (str, bytes, int, float, type(None))
 
 
-def run_pickle(data: bytes, symbols: Mapping[str, Any], persistent: Callable[[Any], Any],
+def run_pickle(data: bytes | BinaryIO, symbols: Mapping[str, Any], persistent: Callable[[Any], Any],
                call: Callable[[Any, tuple[Any, ...]], Any], build: Callable[[Any, Any], bool]) -> Any:
-    """The object that the pickle `data` describes.
+    """The object that the pickle `data` describes, the next one where it is an open file.
 
     symbols: "module.name" -> the value that stands for it; any other name is refused by name.
     persistent: turns a persistent id into an object. call: gives the result of calling a symbol.
@@ -42,8 +42,8 @@ def run_pickle(data: bytes, symbols: Mapping[str, Any], persistent: Callable[[An
             _step(opcode.name, argument, stacks, memo, symbols, persistent, call, build)
     except CheckpointError:
         raise
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError,
-            Warning) as error:
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError,
+            Warning) as error:  # no memory: a text of more bytes than any file has
         raise CheckpointError(f"the pickle is damaged: {type(error).__name__}: {error}") from error
     raise CheckpointError("the pickle ends without STOP")
 

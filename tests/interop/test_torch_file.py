@@ -336,7 +336,7 @@ def test_files_that_are_no_archives(tmp_path):
         load_torch_file(tmp_path)
     plain = tmp_path / "plain.pt"
     for content, message in [(b"", "not a torch.save archive"), (pickle.dumps({"a": 1}), "not a torch.save"),
-                             (pickle.dumps(0x1950A86A20F9469CFC6C, 2), "before torch 1.6"),
+                             (pickle.dumps(0x1950A86A20F9469CFC6C, 2), "the pickle is damaged"),
                              (b"PK\x03\x04", "truncated")]:
         plain.write_bytes(content)
         with pytest.raises(CheckpointError, match=message):
@@ -345,7 +345,7 @@ def test_files_that_are_no_archives(tmp_path):
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         tar.addfile(tarfile.TarInfo("pickle"), io.BytesIO())
     plain.write_bytes(buffer.getvalue())
-    with pytest.raises(CheckpointError, match="before torch 1.6"):
+    with pytest.raises(CheckpointError, match="is a tar file"):
         load_torch_file(plain)
 
 
@@ -380,7 +380,6 @@ def test_damaged_bytes_load_or_raise_checkpoint_error(tmp_path, path):
 def test_damaged_pickles_load_or_raise_checkpoint_error(tmp_path):
     """The same for the pickle alone, whose checksum would otherwise hide it."""
     from mlxsparse.interop import torch_file
-    from mlxsparse.interop.restricted_pickle import run_pickle
 
     weight = tensor(storage("FloatStorage", "0", 12), 0, (3, 4), (4, 1))
     body = b"\x80\x02(" + weight + const({"a": [1]}) + b"t."
@@ -392,6 +391,6 @@ def test_damaged_pickles_load_or_raise_checkpoint_error(tmp_path):
             for _ in range(chance.randint(1, 3)):
                 content[chance.randrange(len(content))] = chance.randrange(256)
             try:
-                run_pickle(bytes(content), torch_file._SYMBOLS, reader.persistent, reader.call, reader.build)
+                reader.content(bytes(content))
             except CheckpointError:
                 pass
