@@ -57,7 +57,7 @@ TOP_LEVEL = {"__init__", "__main__"}
 # Parts that make up `pip install mlxsparse`: they must import without any extra.
 CORE = {name for names in LAYERS for name in names} - {"tasks", "pipeline", "cli"} | {"interop"} | TOP_LEVEL
 # Files of the core that need an extra, and are imported only where it is installed.
-_COMPILED = ("blocks", "few", "loops", "passes", "products", "team")
+_COMPILED = ("blocks", "few", "jit", "loops", "passes", "products", "team")
 WITH_EXTRA = {f"mlxsparse/backend/_numba_{name}.py": {"numba", "llvmlite"} for name in _COMPILED}
 CORE_NEEDS = {"mlx", "numpy", PACKAGE} | set(sys.stdlib_module_names)
 

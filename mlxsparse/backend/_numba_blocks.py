@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from ._numba_jit import njit
 
 LANES, VECTORS, ROWS = 8, 3, 4  # twelve sums of eight: what AVX2 has registers for
 WIDTH = LANES * VECTORS

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import binding, ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from ._numba_jit import njit
 from ._numba_passes import activate_piece, factors_of
 from ._numba_products import gemv
 from ._numba_team import floats, ints, share, words

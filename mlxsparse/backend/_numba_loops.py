@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from ._numba_jit import njit
 
 AHEAD = 16  # rows asked for before they are read: rows lie anywhere, and waiting for them is most of the time
 _LINE = 64

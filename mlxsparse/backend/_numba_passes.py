@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from ._numba_jit import njit
 from ._numba_team import floats, share, words
 
 PIECES = 8  # thousands of values of a part

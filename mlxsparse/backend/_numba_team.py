@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, cfunc, njit, types
+from numba import carray, types
 from numba.extending import intrinsic
+
+from ._numba_jit import cfunc, njit
 
 _I64 = ir.IntType(64)
 _X86 = platform.machine() in ("x86_64", "AMD64")

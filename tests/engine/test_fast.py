@@ -47,6 +47,18 @@ def test_same_bits(monkeypatch):
     assert results(x, w, values, points) == compiled
 
 
+def test_loops_are_compiled_where_no_folder_can_keep_them(monkeypatch):
+    """A home and an installation that are read-only: numba raises where it is asked to keep them."""
+    pytest.importorskip("numba", reason="needs numba: the fast extra is not installed")
+    from mlxsparse.backend import _numba_jit
+
+    monkeypatch.setattr(_numba_jit, "_told", [])
+    nowhere = eval("lambda x: None")  # of no file, so numba finds no folder either
+    with pytest.warns(UserWarning, match="NUMBA_CACHE_DIR"):
+        assert _numba_jit.njit(cache=True)(nowhere)(3) is None
+    assert _numba_jit.cfunc("void(int64)", cache=True)(nowhere).cache_hits == 0
+
+
 def test_same_bits_of_large_clouds(monkeypatch):
     """Enough points and sites that threads share the work; one-pair taps, bias, and products put in place."""
     pytest.importorskip("numba", reason="needs numba: the fast extra is not installed")
