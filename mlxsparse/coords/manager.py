@@ -56,6 +56,10 @@ class CoordinateManager:
         self._hits = {"coordinates": 0, "maps": 0}
         self._built = {"keys": 0, "coordinates": 0, "maps": 0}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is a new manager: what this one made lives in the keys, which keep it."""
+        return CoordinateManager, ()
+
     # ------------------------------------------------------------ keys
 
     def insert(
@@ -311,15 +315,11 @@ class CoordinateManager:
         """Drop derived keys, indexes and maps of every live key; they are rebuilt when asked for."""
         with self.lock:
             for key in list(self._keys):
-                key._derived.clear()
-                key._record.derived.clear()
-                key._record.maps.clear()
-                key._record.parents.clear()
-                key._record.windows.clear()
-                key._record.groups.clear()
-                key._record.own.clear()
-                key._record.index = None
-                key._record.__dict__.pop("identity", None)
+                r = key._record
+                for known in (key._derived, r.derived, r.maps, r.parents, r.windows, r.groups, r.own):
+                    known.clear()
+                r.index = None
+                r.__dict__.pop("identity", None)
 
 
 _default = CoordinateManager()

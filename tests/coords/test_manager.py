@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -76,3 +79,17 @@ def test_what_is_no_key_and_no_manager_is_named(x, tmp_path):
         for wrong in (3, 0, x):
             with pytest.raises(DTypeError, match="manager must be a CoordinateManager, such as x.manager"):
                 make(wrong)
+
+
+@pytest.mark.parametrize("made", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_a_copy_is_a_new_manager(x, made):
+    """So a model or a data set that holds one can be copied and sent to a process."""
+    layer = ms.nn.SubmConv3d(2, 3)
+    layer.manager = ms.CoordinateManager()
+    ms.SparseTensor(x.coords, x.feats, manager=layer.manager)
+    manager = made({"layer": layer} if made is not copy.copy else layer.manager)
+    manager = manager["layer"].manager if isinstance(manager, dict) else manager
+    assert manager is not layer.manager and manager.stats()["keys_built"] == 0
+    y = layer(ms.SparseTensor(x.coords, x.feats, manager=manager))
+    assert y.manager is manager and manager.stats()["maps_built"] == 1
+    assert layer.manager.stats()["maps_built"] == 0
