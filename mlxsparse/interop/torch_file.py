@@ -58,7 +58,7 @@ def _not_a_zip(path: str) -> str:
         return "is a zip archive that is truncated or damaged; copy or download it again"
     # A safetensors file is the length of a JSON text, the text, and the values.
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**32:
-        return "is a safetensors file; read it with mlx.core.load(path)"
+        return "is a safetensors file; read it with mlx.core.load(path, format='safetensors')"
     if head[257:262] == b"ustar":
         return "is a tar file, the first form of torch.save; load and save it again with torch"
     return "is not a torch.save archive, a zip file with data.pkl; with torch, save it: torch.save(obj, path)"

@@ -187,5 +187,9 @@ def test_other_uses_of_the_names_of_numpy_are_refused(load, body, message):
 
 def test_a_safetensors_file_is_told(tmp_path):
     mx.save_safetensors(str(tmp_path / "model.safetensors"), {"w": mx.ones((2, 2))})
-    with pytest.raises(CheckpointError, match=r"is a safetensors file; read it with mlx.core.load\(path\)"):
+    with pytest.raises(CheckpointError, match="is a safetensors file; read it with mlx.core.load"):
         load_torch_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").rename(tmp_path / "model.pth")  # MLX goes by the name unless it is told
+    with pytest.raises(CheckpointError, match=r"mlx.core.load\(path, format='safetensors'\)"):
+        load_torch_file(tmp_path / "model.pth")
+    assert mx.load(str(tmp_path / "model.pth"), format="safetensors")["w"].shape == (2, 2)
