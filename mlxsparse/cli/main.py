@@ -42,9 +42,9 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in COMMANDS:
         name = module.__name__.rpartition(".")[2]
-        description = (module.__doc__ or "").strip()
+        description = (module.__doc__ or "").strip()  # none under python -OO
         sub = commands.add_parser(
-            name, help=description.splitlines()[0], description=description,
+            name, help=description.partition("\n")[0], description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
         # "-1,0" and "-1=noise" are values, as later versions of Python take them: no option begins so.
