@@ -12,7 +12,8 @@ import numpy as np
 
 from ..backend import executor
 from ..backend.autodiff import differentiable
-from ..backend.host import empty, parallel, view32
+from ..backend.host import empty, parallel, require_values, view32
+from ..errors import TracedOnHostError
 
 CHUNK = 1 << 14  # numbers whose steps in between stay in cache
 # erfc(z) = exp(-z^2) * polynomial in 1 / (1 + RATE z), within 1.5e-7 (Abramowitz and Stegun 7.1.26)
@@ -51,7 +52,7 @@ def elu_graph(x: mx.array, alpha: float) -> mx.array:
 def _activated(
     name: str, x: mx.array, count: int, curve: Curve, graph: Callable[[mx.array], mx.array]
 ) -> mx.array:
-    if executor() == "kernel":
+    if executor() == "kernel" or not _known(x):
         if not len(x):
             return x  # MLX compiles it, and divides by the number of rows on CUDA
         live = (mx.arange(len(x)) < count)[:, None]
@@ -79,6 +80,15 @@ def _activated(
         return out.astype(dtype)
 
     return differentiable(name, forward, (gradient,), x)
+
+
+def _known(x: mx.array) -> bool:
+    """False inside of mx.compile and mx.vmap, whose arrays have no values: what follows is MLX's alone."""
+    try:
+        require_values(x)
+    except TracedOnHostError:
+        return False
+    return True
 
 
 def _by_chunk(

@@ -151,6 +151,15 @@ def test_prelu_has_one_slope_or_one_a_channel(channels):
         assert ms.nn.PReLU()(x).num_channels == ms.nn.PReLU(channels)(x).num_channels == channels
 
 
+@pytest.mark.parametrize("name", ["ELU", "GELU", "SiLU"])
+def test_arrays_without_values_are_left_to_mlx(name):
+    """As in mx.compile, which is turned off here."""
+    x, layer = cloud(), getattr(ms.nn, name)()
+    found = mx.vmap(lambda feats: layer(x.replace(feats)).feats)(mx.stack([x.feats, -x.feats]))
+    for got, feats in zip(found, (x.feats, -x.feats)):
+        np.testing.assert_allclose(to_numpy(got), to_numpy(layer(x.replace(feats)).feats), atol=2e-6)
+
+
 def test_dropout_masks_elements_in_training_only():
     x = from_numpy(np.argwhere(np.ones((1, 20, 20, 10))), np.ones((4000, 2)))
     layer = ms.nn.Dropout(0.25)
