@@ -58,7 +58,7 @@ def block_sparse_attention(
         layout = layout.with_heads(heads)
     added_bias, packed = check_bias("bias", bias, layout, z, heads)
     if causal and not packed and layout.block[0] >= CAUSAL_ROWS:
-        layout = layout._causal
+        layout = layout._causal or layout
     pair = _segments(segments, m, n)
     added = Added(
         rpe=added_bias,

@@ -342,12 +342,13 @@ class BlockLayout:
         return {}
 
     @cached_property
-    def _causal(self) -> BlockLayout:
-        """The blocks in which some query i sees a key j <= i + N - M."""
+    def _causal(self) -> BlockLayout | None:
+        """The blocks in which some query i sees a key j <= i + N - M; None if that is all: in a circle, the
+        layout would stay until Python's collector comes."""
         (m, n), (br, bc) = self.shape, self.block
         last = np.minimum((self.rows.astype(np.int64) + 1) * br, m) - 1
         seen = self.cols.astype(np.int64) * bc <= last + n - m
-        return self if seen.all() else BlockLayout._of(self.grid, self.block, self.shape, self._key[seen])
+        return None if seen.all() else BlockLayout._of(self.grid, self.block, self.shape, self._key[seen])
 
     def update(self, new: Any) -> tuple[BlockLayout, np.ndarray]:
         """Another choice of blocks on the same grid, and where each of its blocks was.

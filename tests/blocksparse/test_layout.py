@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import time
+import weakref
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -328,3 +330,17 @@ def test_causal_attention_leaves_out_blocks_past_the_diagonal(shape, block):
     whole = mx.grad(lambda values: found(BlockSparseTensor(values, layout))[..., 0].sum())(kept.values)
     of_bias = mx.grad(lambda bias: found(bias)[..., 0].sum())(bias)
     np.testing.assert_allclose(of_bias, unpack(whole, layout).sum(axis=1, keepdims=True), atol=1e-5)
+
+
+def test_a_layout_goes_with_its_last_name_after_causal_attention():
+    """Layouts are made anew step by step; this one loses no block."""
+    layout = BlockLayout(np.tri(2, dtype=bool), 64)
+    q = mx.ones((1, 1, 128, 4))
+    gc.disable()
+    try:
+        mx.eval(block_sparse_attention(q, q, q, layout, causal=True))
+        gone = weakref.ref(layout)
+        del layout
+        assert gone() is None
+    finally:
+        gc.enable()
