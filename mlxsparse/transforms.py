@@ -156,7 +156,8 @@ def _modules(roots: Iterable[Any]) -> dict[int, mlx.nn.Module]:
                     for space in (value.__globals__, sys.modules):
                         waiting += [space[name] for name in own & space.keys()]
             elif issubclass(kind, _HOLDERS) or kind.__module__.partition(".")[0] in ("mlx", "mlxsparse"):
-                waiting += itertools.islice(gc.get_referents(value), 1000)
+                parts = gc.get_referents(value)
+                waiting += parts[:1000] if issubclass(kind, deque) else parts  # caches end with functions
             elif kind not in _CONTAINERS:
                 waiting += _attributes(value, names)
                 objects.append(value)
@@ -167,18 +168,18 @@ def _attributes(value: Any, names: set[str]) -> Iterator[Any]:
     """What an object and its class have under these names; nothing of the object's own runs."""
     spaces: list[tuple[Any, set[str]]]
     if issubclass(type(value), types.ModuleType):
-        spaces = [] if _of_a_library(value.__name__) else [(vars(value), names)]
+        spaces = [] if _of_a_library(value.__name__) else [(vars(value), set())]
     else:
         classes = value.__mro__ if issubclass(type(value), type) else type(value).__mro__
         spaces = [
-            (vars(c), names if _installed(c.__module__) else names | _SPECIAL)
+            (vars(c), set() if _installed(c.__module__) else _SPECIAL)
             for c in classes
             if not _of_a_library(c.__module__)
         ]
         with contextlib.suppress(AttributeError):
-            spaces.append((object.__getattribute__(value, "__dict__"), names))
-    for space, wanted in spaces:
-        for name in wanted & space.keys():
+            spaces.append((object.__getattribute__(value, "__dict__"), set()))
+    for space, special in spaces:
+        for name in (names & space.keys()) | (special & space.keys()):
             part = space[name]
             if isinstance(part, types.MemberDescriptorType):  # of a slot
                 with contextlib.suppress(AttributeError, TypeError):  # not set; of a class

@@ -181,6 +181,19 @@ def test_a_checkpoint_follows_syntax_and_containers(x):
         np.testing.assert_allclose(np.array(found), np.array(plain), rtol=1e-5, atol=1e-6, err_msg=str(i))
 
 
+@lru_cache(maxsize=1024)
+def cached(number):
+    return NAMED if number < 0 else number
+
+
+def test_a_checkpoint_follows_a_cache_of_many_results(x):
+    plain = gradients(NAMED, NAMED, x)["conv"]["weight"]
+    for number in range(1000):
+        cached(number)
+    found = gradients(NAMED, ms.checkpoint(lambda x: cached(-1)(x)), x)["conv"]["weight"]
+    np.testing.assert_allclose(np.array(found), np.array(plain), rtol=1e-5, atol=1e-6)
+
+
 class Trainer:
     """Holds a model beside much else."""
 
