@@ -16,6 +16,7 @@ _FORBIDDEN = {
     r"\bthread_local\b": "no thread_local",
     r"\basm\b": "no inline assembly",
     r"\bstd::": "no std::",
+    r"\b__(?:global|local|private|constant|generic)\b": "no words of OpenCL",
     # What Metal and its headers define besides types; clang takes them for names.
     r"\b(?:kernel|vertex|fragment|ray_data|object_data|threadgroup_imageblock|llong|ullong|quad|complex"
     r"|imaginary|restrict|assert|main)\b": "a word that Metal reserves",
@@ -29,13 +30,18 @@ _TYPES |= {
     f"{t}{n}" for t in ("float", "half", "int", "uint", "short", "ushort", "bfloat") for n in (2, 3, 4)
 }
 _DECLARATOR = re.compile(
-    r"(?:^|[;{}()<,])\s*((?:(?:const|volatile|static|constexpr|inline|METAL_FUNC)\s+)*)"
+    r"(?:^|[;{}()<,])\s*((?:(?:const|volatile|static|constexpr|inline|typedef|METAL_FUNC)\s+)*)"
     rf"({SPACE}\s+)?"
     rf"((?:const\s+)?(?:{SPACE}\s+)?[A-Za-z_][\w:]*(?:<[^;(){{}}]*?>)?(?:\s+const)?)"
     r"\s*([*&]+)\s*(const\s+)?(\w+)\s*(?=[=,;)\[{(])"
 )
-# In casts and of parameters without a name.
-_NAMELESS = re.compile(r"[(,]\s*(?:const\s+)?\w+(?:<[^;(){}]*?>)?\s*[*&]+\s*(?=[,)])")
+# In casts, of parameters without a name, as a template's argument, behind another name or in a macro; and of
+# an array. Clang takes these for OpenCL's generic ones.
+_NAMELESS = re.compile(
+    r"(?:[(,<]|\busing\s+\w+\s*=|#\s*define\s+\w+)\s*(?:const\s+)?\w+(?:<[^;(){}]*?>)?(?:\s+const)?"
+    r"\s*[*&]+\s*(?=[,)>;\n]|$)"
+)
+_OF_ARRAY = re.compile(rf"({SPACE}\s+)?(?:const\s+)?\b(\w+)\s*\(\s*[*&]\s*\w+\s*\)\s*\[")
 _PROGRAM_SCOPE = re.compile(
     r"\s*(?:(?:static|const|constexpr)\s+)*(?:int|uint|float|half|bool|short|ushort|\w+_t)\s+\w+\s*(?:\[.*\])?\s*="
 )
@@ -70,7 +76,10 @@ def lint(header: str, body: str) -> list[str]:
 def _violations(where: str, text: str) -> Iterator[tuple[int, str]]:
     yield from _pointers(where, text)
     for m in _NAMELESS.finditer(text):
-        yield m.start(), f"pointer or reference without an address space: '{m.group(0).strip(' (,')}'"
+        yield m.start(), f"pointer or reference without an address space: '{m.group(0).strip(' (,<')}'"
+    for m in _OF_ARRAY.finditer(text):
+        if not m.group(1) and m.group(2) in _TYPES:
+            yield m.start(), f"pointer or reference without an address space: '{m.group(0).strip()}'"
     for pattern, message in _FORBIDDEN.items():
         for m in re.finditer(pattern, text):
             yield m.start(), message

@@ -23,7 +23,14 @@ RIGHT: dict[str, tuple[str, str]] = {
     ),
     "vectors": (
         "",
-        "float4 v = float4(1.0f, 2.0f, inp[0], 0.0f); uint2 u = uint2(3); out[u.x] = v.x;",
+        "float4 v = float4(1.0f, 2.0f, inp[0], 0.0f); uint2 u = uint2(3); out[u.x] = v.x; "
+        "float4 w = float4(int4(1)), x = float4(float2(1.0f), inp[0], 1); out[1] = w.x + x.y;",
+    ),
+    "pointers behind other names": (
+        "using P = const device float*; typedef device float* Q; "
+        "inline float f(threadgroup float (&p)[4]) { return p[0]; }",
+        "threadgroup float t[4]; t[0] = *P(inp) * (inp[1]) + *reinterpret_cast<const device float*>(inp); "
+        "Q q = out; q[0] = f(t);",
     ),
 }
 
@@ -238,6 +245,38 @@ WRONG: dict[str, tuple[str, str]] = {
     "matrices and a defaulted constructor": (
         "struct S { simdgroup_matrix<float, 8, 8> m; S() thread = default; };",
         "S s; out[0] = s.m.thread_elements()[0];",
+    ),
+    "cast by name that drops the AS": (
+        "",
+        "threadgroup float t[4]; t[0] = inp[0]; out[0] = *reinterpret_cast<float*>(t);",
+    ),
+    "pointer without AS as a template's argument": (
+        "template <typename T> inline float f(T p) { return p[0]; }",
+        "out[0] = f<const float*>(inp);",
+    ),
+    "pointer without AS behind another name": (
+        "using P = const float*; inline float f(P p) { return p[0]; }",
+        "out[0] = f(inp);",
+    ),
+    "pointer without AS behind a typedef": (
+        "typedef const float* P; inline float f(P p) { return p[0]; }",
+        "out[0] = f(inp);",
+    ),
+    "pointer without AS behind a macro": (
+        "#define P float*\ninline float f(P p) { return p[0]; }",
+        "threadgroup float t[4]; t[0] = inp[0]; out[0] = f(t);",
+    ),
+    "reference to an array without AS": (
+        "inline float f(float (&p)[4]) { return p[0]; }",
+        "threadgroup float t[4]; t[0] = inp[0]; out[0] = f(t);",
+    ),
+    "a word of OpenCL": (
+        "",
+        "__local float* p; out[0] = 1.0f;",
+    ),
+    "more values than a vector has": (
+        "",
+        "float2 v = float2(1.0f, 2.0f, inp[0]); out[0] = v.x;",
     ),
     "cast of a long expression to another AS": (
         "",
