@@ -8,6 +8,7 @@ these are numbers: NumPy never sees a dtype that could hold objects.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -89,7 +90,7 @@ _SYMBOLS: dict[str, _Symbol] = {
 }
 
 
-class TorchFile:
+class TorchFile(ABC):
     """One open file: turns the pickle's tensor records into arrays; `values` hands out the storages."""
 
     def __init__(self) -> None:
@@ -103,9 +104,9 @@ class TorchFile:
             raise CheckpointError("the pickle is damaged: a NumPy array has no values")
         return _checked(content)
 
+    @abstractmethod
     def values(self, storage: Storage, element: str) -> np.ndarray:
         """The whole storage as a 1-D read-only array of `element`."""
-        raise NotImplementedError
 
     def persistent(self, record: Any) -> Storage:
         """The storage that a persistent id ('storage', type, key, location, count) names."""

@@ -69,7 +69,13 @@ class CompiledProgram:
         return found
 
     def attend(
-        self, q: mx.array, k: mx.array, v: mx.array, *, scale: Any = None, return_lse: bool = False
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        *,
+        scale: float | mx.array | None = None,
+        return_lse: bool = False,
     ) -> Any:
         """One softmax for each query over all the keys that the program lets it see.
 
@@ -89,7 +95,13 @@ class CompiledProgram:
         return found[0][0].transpose(1, 0, 2), found[1][0].transpose(1, 0)
 
     def attend_batched(
-        self, q: mx.array, k: mx.array, v: mx.array, *, scale: Any = None, return_lse: bool = False
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        *,
+        scale: float | mx.array | None = None,
+        return_lse: bool = False,
     ) -> Any:
         """As `attend` for q (Z, Hq, N, D), k and v (Z, Hk, N, ..) -> (Z, Hq, N, Dv), (Z, Hq, N)."""
         rows = q.shape[2] if q.ndim == 4 else self.num_rows

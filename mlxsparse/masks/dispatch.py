@@ -55,7 +55,13 @@ class AttentionDispatcher:
         self.compiled = lay_out(relations, layout.num_positions, size)
 
     def __call__(
-        self, q: mx.array, k: mx.array, v: mx.array, *, scale: Any = None, return_lse: bool = False
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        *,
+        scale: float | mx.array | None = None,
+        return_lse: bool = False,
     ) -> Any:
         check_float("q", q)
         check_shape("q", q, (None, None, self.layout.num_positions, None), f" to fit {self.layout}")
